@@ -1,0 +1,5 @@
+"""`python -m dflash`."""
+
+from dflash.cli import main
+
+main(prog_name="dflash")

@@ -1,0 +1,89 @@
+"""What travels on the channels: Batch to the target, TargetFeatures to the drafter.
+
+Documents lie one after another, without padding: T tokens in all, N blocks of B draft slots.
+F = captured layers x target hidden size, D = target hidden size.
+"""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from dflash.anchors import Blocks
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One micro-batch: documents laid end to end, and the blocks to draft from them.
+
+    `index` counts micro-batches from the start of the run. A batch without rows is legal: it fills
+    up the last optimizer step and weighs nothing.
+    """
+
+    index: int
+    epoch: int
+    tokens_T: Tensor
+    lengths: tuple[int, ...]
+    document_T: Tensor
+    position_T: Tensor
+    blocks: Blocks
+
+    @property
+    def is_empty(self) -> bool:
+        """True for a filler: nothing to compute."""
+        return not self.lengths
+
+    def to(self, device: torch.device) -> "Batch":
+        """The same batch on another device."""
+        return replace(
+            self,
+            tokens_T=self.tokens_T.to(device),
+            document_T=self.document_T.to(device),
+            position_T=self.position_T.to(device),
+            blocks=self.blocks.to(device),
+        )
+
+
+@dataclass(frozen=True)
+class TargetFeatures:
+    """A batch with what the frozen target says about it.
+
+    Attributes:
+        features_TF: hidden states after the captured layers, side by side; None for a filler.
+        teacher_TD: the target's last hidden state after its final norm, from which lm_head makes
+            the soft labels; None unless soft labels are on.
+    """
+
+    batch: Batch
+    features_TF: Tensor | None
+    teacher_TD: Tensor | None
+
+    def to(self, device: torch.device) -> "TargetFeatures":
+        """The same features on another device: the only copy between devices."""
+        return TargetFeatures(
+            self.batch.to(device),
+            None if self.features_TF is None else self.features_TF.to(device),
+            None if self.teacher_TD is None else self.teacher_TD.to(device),
+        )
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the two big tensors."""
+        held = (t for t in (self.features_TF, self.teacher_TD) if t is not None)
+        return sum(t.nbytes for t in held)
+
+
+def pack(
+    rows: list[tuple[Tensor, Tensor]],
+) -> tuple[Tensor, Tensor, tuple[int, ...], Tensor, Tensor]:
+    """Lay rows of (tokens, loss_mask) end to end.
+
+    Returns tokens_T, loss_mask_T, lengths, document_T (row of each token) and position_T (from 0 in
+    each row).
+    """
+    lengths = tuple(len(tokens) for tokens, _ in rows)
+    tokens_T = torch.cat([tokens for tokens, _ in rows] or [torch.empty(0, dtype=torch.long)])
+    mask_T = torch.cat([mask for _, mask in rows] or [torch.empty(0, dtype=torch.bool)])
+    document_T = torch.repeat_interleave(torch.arange(len(rows)), torch.tensor(lengths).long())
+    position_T = torch.cat([torch.arange(n) for n in lengths] or [torch.empty(0).long()])
+    return tokens_T, mask_T, lengths, document_T, position_T

@@ -1,0 +1,104 @@
+"""The `dflash` command. Nothing here imports torch until a command needs it."""
+
+import os
+import sys
+from collections.abc import MutableMapping
+from pathlib import Path
+
+import click
+
+from dflash import __version__
+from dflash.config import TrainConfig, config_hash
+from dflash.errors import ConfigError, DflashError, MissingExtraError
+from dflash.manifest import double_owners
+from dflash.options import ConfigCommand, DflashCommand
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, prog_name="dflash")
+def main() -> None:
+    """Train DFlash block-diffusion drafters for speculative decoding."""
+
+
+@main.command(cls=ConfigCommand)
+def train(config: TrainConfig) -> None:
+    """Train a drafter for a frozen target model.
+
+    Three stages run as threads: prefetching, the target's forward passes, the drafter's training.
+    """
+    refuse_double_ownership()
+    require_directory("--target-model", config.model.target_model)
+    require_directory("--data-dir", config.data.data_dir)
+    if note := share_cores(config, os.environ, len(os.sched_getaffinity(0))):
+        click.echo(note, err=True)
+    try:
+        from dflash.trainer import train as run
+    except ModuleNotFoundError as error:
+        raise missing_extra("train", error) from error
+    sys.exit(run(config))
+
+
+@main.command("config", cls=ConfigCommand)
+def print_config(config: TrainConfig) -> None:
+    """Check the options and print them all as TOML; nothing is loaded or started."""
+    click.echo(f"# config hash {config_hash(config)}")
+    click.echo(config.to_toml(), nl=False)
+
+
+@main.command(cls=DflashCommand)
+@click.option(
+    "--work-dir",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path(".demo"),
+    show_default=True,
+    help="where the model, data and checkpoints go; finished steps in it are not repeated",
+)
+def demo(work_dir: Path) -> None:
+    """Train a drafter for a small real model on the CPU, and measure it before and after."""
+    try:
+        from dflash.demo import main as run
+    except ModuleNotFoundError as error:
+        raise missing_extra("demo", error) from error
+    sys.exit(run(work_dir))
+
+
+def refuse_double_ownership() -> None:
+    """Raise where another distribution's files are mixed with, or imported instead of, ours."""
+    for owned_twice in double_owners(["dflash"]):
+        raise DflashError(str(owned_twice), remedy=owned_twice.remedy)
+
+
+def require_directory(option: str, path: str) -> None:
+    """Raise ConfigError unless `path` is a directory: cheap, and minutes before anything loads."""
+    if not Path(path).is_dir():
+        raise ConfigError(
+            option,
+            "must be an existing directory",
+            path,
+            remedy=f"Check with: ls -d {path} (in the container, if the command runs in one).",
+        )
+
+
+def share_cores(config: TrainConfig, environ: MutableMapping[str, str], cores: int) -> str | None:
+    """Divide the cores between the stage threads of a CPU-only run; returns the log line.
+
+    Must come before torch is imported, which reads these variables once. Without it each thread
+    starts an OpenMP team of all cores and the teams spin against each other.
+    """
+    devices = config.devices
+    if not devices.all_cpu or "OMP_NUM_THREADS" in environ:
+        return None
+    stages = len(devices.target_gpus) + len(devices.drafter_gpus)
+    per_stage = max(1, cores // stages)
+    environ["OMP_NUM_THREADS"] = str(per_stage)
+    environ.setdefault("OMP_WAIT_POLICY", "passive")
+    return (
+        f"OMP_NUM_THREADS={per_stage} OMP_WAIT_POLICY={environ['OMP_WAIT_POLICY']}:"
+        f" {cores} cores for {stages} stage threads on the CPU"
+    )
+
+
+def missing_extra(extra: str, error: ModuleNotFoundError) -> Exception:
+    """The import error as the error of an extra, unless it is our own module that is missing."""
+    package = (error.name or "").partition(".")[0]
+    return error if package in ("", "dflash") else MissingExtraError(extra, package)

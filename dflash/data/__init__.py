@@ -1,0 +1,1 @@
+"""Reading, batching and preparing tokenized completions."""

@@ -1,0 +1,265 @@
+"""DrafterTrainLoop: one thread per drafter device, one replica of the drafter each."""
+
+import time
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dflash.batches import Batch, TargetFeatures
+from dflash.checkpoint import Checkpoints, Progress, TrainingState
+from dflash.concurrency import Gate
+from dflash.config import TrainConfig
+from dflash.drafter import DrafterConfig, build_drafter
+from dflash.losses import LossSums, Objective, Teacher, block_losses
+from dflash.metrics import StepMetrics
+from dflash.optim import Gradients, Schedule, apply_step, make_optimizer
+from dflash.randomness import NOISE, generator
+from dflash.replicas import Exchange, check_equal, weights_digest
+from dflash.routing import RoutedReceiver
+from dflash.sinks import Reporter
+from dflash.stop import StopRequest
+from dflash.target import FrozenHead
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """How micro-batches make steps: step s takes the batches from s x per_step on."""
+
+    first_step: int
+    total_steps: int
+    drafters: int
+    grad_accum: int
+
+    @property
+    def per_step(self) -> int:
+        """Micro-batches of one optimizer step, over all drafters."""
+        return self.drafters * self.grad_accum
+
+    @property
+    def first_batch(self) -> int:
+        """Index of the first micro-batch to be made."""
+        return self.first_step * self.per_step
+
+    @property
+    def end_batch(self) -> int:
+        """Index after the last micro-batch, fillers of the last step included."""
+        return self.total_steps * self.per_step
+
+
+@dataclass(frozen=True)
+class Contribution:
+    """What one replica brings to a step."""
+
+    gradients: Gradients
+    sums: LossSums
+    tokens: int
+    draft_positions: int
+    epoch: int
+    stop: bool
+
+
+@dataclass(frozen=True)
+class Shared:
+    """What all drafter threads have in common."""
+
+    config: TrainConfig
+    shape: DrafterConfig
+    plan: StepPlan
+    head: FrozenHead
+    dtype: torch.dtype
+    exchange: Exchange
+    gate: Gate
+    stop: StopRequest
+    checkpoints: Checkpoints
+    reporter: Reporter
+    resume_from: TrainingState | None
+
+
+class DrafterTrainLoop:
+    """One replica: build, warm up, arrive at the gate, train. Rank 0 also reports and saves."""
+
+    def __init__(
+        self,
+        shared: Shared,
+        rank: int,
+        device: torch.device,
+        features: RoutedReceiver[TargetFeatures],
+    ) -> None:
+        self.shared, self.rank, self.device, self.features = shared, rank, device, features
+        self.config = shared.config
+        self.name = f"drafter-{rank}"
+        objective = self.config.objective
+        self.objective = Objective(
+            objective.kl_weight, objective.kl_temperature, objective.cap_lambda
+        )
+        optimizer = self.config.optimizer
+        self.schedule = Schedule(optimizer.lr, optimizer.warmup_ratio, shared.plan.total_steps)
+
+    def run(self, sample: TargetFeatures) -> None:
+        """Train to the end, or to the step at which somebody asked to stop.
+
+        `sample` is a batch to warm up with: nothing of it stays.
+        """
+        with self.features:
+            self._start(sample)
+            for step in range(self.shared.plan.first_step, self.shared.plan.total_steps):
+                if self._step(step):
+                    return
+            self._save(self.shared.plan.total_steps)
+
+    def _start(self, sample: TargetFeatures) -> None:
+        gate = self.shared.gate
+        gate.phase(self.name, "building the drafter")
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
+        self.drafter = build_drafter(
+            self.shared.shape, seed=self.config.data.seed, device=self.device
+        )
+        self.optimizer = make_optimizer(self.drafter, self.config.optimizer)
+        if self.shared.resume_from is not None:
+            gate.phase(self.name, "loading the checkpoint")
+            self.shared.resume_from.restore(self.drafter, self.optimizer)
+        self.head = self.shared.head.to(self.device, self.shared.dtype)
+        gate.phase(self.name, "warming up")
+        self._micro_batch(sample.to(self.device), 0.0, self._new_gradients())
+        gate.arrive(self.name)
+        gate.wait()
+
+    def _step(self, step: int) -> bool:
+        """One optimizer step over all replicas; True when it was the last because of a stop."""
+        started = time.monotonic()
+        parts = self.shared.exchange.gather(self.rank, self._contribute(step), "gradients")
+        sums = sum((part.sums for part in parts[1:]), start=parts[0].sums)
+        gradients = Gradients.total([part.gradients for part in parts], self.device)
+        norm = apply_step(
+            self.drafter,
+            self.optimizer,
+            gradients.normalised(sums, self.objective.cap_lambda),
+            lr=self.schedule.lr(step),
+            clip=self.config.optimizer.grad_clip,
+            step=step,
+        )
+        if self.rank == 0:
+            self._report(step, parts, sums, norm, time.monotonic() - started)
+        return self._after_step(step + 1, stop=any(part.stop for part in parts))
+
+    def _contribute(self, step: int) -> Contribution:
+        plan = self.shared.plan
+        gradients = self._new_gradients()
+        sums = LossSums.zero(self.shared.shape.block_size, self.device)
+        tokens = positions = epoch = 0
+        for i in range(plan.grad_accum):
+            index = step * plan.per_step + i * plan.drafters + self.rank
+            features = self.features.receive(index).to(self.device)
+            sums += self._micro_batch(features, self._noise_scale(step), gradients)
+            tokens += len(features.batch.tokens_T)
+            positions += features.batch.blocks.labels_NB.numel()
+            epoch = features.batch.epoch
+        stop = self.shared.stop.is_set()
+        return Contribution(gradients, sums, tokens, positions, epoch, stop)
+
+    def _micro_batch(
+        self, features: TargetFeatures, noise: float, gradients: Gradients
+    ) -> LossSums:
+        """Forward and backward of one micro-batch; a filler costs and adds nothing."""
+        batch, shape = features.batch, self.shared.shape
+        if features.features_TF is None:
+            return LossSums.zero(shape.block_size, self.device)
+        blocks = batch.blocks
+        inputs_PD = self.head.embedding_VD[blocks.inputs_NB.flatten()]
+        with self._autocast():
+            hidden_PD = self.drafter(
+                inputs_PD,
+                self._noisy(features.features_TF, batch, noise),
+                batch.document_T,
+                batch.position_T,
+                blocks.anchor_N,
+            )
+        main, cap, sums = block_losses(
+            hidden_PD,
+            self.head.head_VD,
+            blocks.labels_NB,
+            blocks.weights_NB,
+            self.objective,
+            _teacher(features, shape.block_size),
+        )
+        gradients.add(main, cap, self.drafter)
+        return sums
+
+    def _noisy(self, features_TF: Tensor, batch: Batch, scale: float) -> Tensor:
+        if not scale:
+            return features_TF
+        random = generator(
+            self.config.data.seed, NOISE, batch.epoch, batch.index, features_TF.device
+        )
+        noise_TF = torch.empty_like(features_TF)
+        if self.config.objective.noise_type == "uniform":
+            noise_TF.uniform_(-scale, scale, generator=random)
+        else:
+            noise_TF.normal_(0.0, scale, generator=random)
+        return features_TF + noise_TF
+
+    def _noise_scale(self, step: int) -> float:
+        objective, total = self.config.objective, self.shared.plan.total_steps
+        progress = step / max(1, total - 1)
+        return objective.noise_start + progress * (objective.noise_end - objective.noise_start)
+
+    def _after_step(self, done: int, *, stop: bool) -> bool:
+        run = self.config.run
+        if done % run.replica_check_interval == 0 or stop:
+            self._check_replicas(done)
+        if stop:
+            self._save(done)
+            # Nobody may leave before the state is on disk; then the stages upstream are let go.
+            self.shared.exchange.gather(self.rank, None, "farewell")
+            self.shared.stop.finish(self.shared.exchange.scope, done)
+        elif done % run.save_interval == 0 and done < self.shared.plan.total_steps:
+            self._save(done)
+        return stop
+
+    def _check_replicas(self, step: int) -> None:
+        digests = self.shared.exchange.gather(self.rank, weights_digest(self.drafter), "digest")
+        check_equal(digests, step)
+
+    def _save(self, step: int) -> None:
+        if self.rank == 0:
+            self.shared.checkpoints.save(
+                self.drafter, self.optimizer, Progress(step, step * self.shared.plan.per_step)
+            )
+
+    def _report(
+        self, step: int, parts: list[Contribution], sums: LossSums, norm: float, seconds: float
+    ) -> None:
+        metrics = StepMetrics.of(
+            sums,
+            self.objective,
+            step=step + 1,
+            epoch=max(part.epoch for part in parts),
+            lr=self.schedule.lr(step),
+            grad_norm=norm,
+            noise=self._noise_scale(step),
+            tokens=sum(part.tokens for part in parts),
+            draft_positions=sum(part.draft_positions for part in parts),
+            seconds=seconds,
+        )
+        self.shared.reporter.step(metrics)
+
+    def _new_gradients(self) -> Gradients:
+        return Gradients.zeros(self.drafter, with_cap=self.objective.cap_lambda > 0)
+
+    def _autocast(self) -> AbstractContextManager:
+        if self.shared.dtype == torch.float32:
+            return nullcontext()
+        return torch.autocast(self.device.type, self.shared.dtype)
+
+
+def _teacher(features: TargetFeatures, block_size: int) -> Teacher | None:
+    """Slot k of the block at anchor a learns from the target's output at a + k - 1."""
+    if features.teacher_TD is None:
+        return None
+    anchor_N = features.batch.blocks.anchor_N
+    slot_B = torch.arange(block_size, device=anchor_N.device)
+    row_NB = (anchor_N[:, None] + slot_B - 1).clamp(0, len(features.teacher_TD) - 1)
+    return Teacher(features.teacher_TD, row_NB.flatten())

@@ -1,0 +1,45 @@
+"""What a failed run says last, and the code it exits with."""
+
+import logging
+import os
+import sys
+import traceback
+from collections.abc import Iterator
+from typing import NoReturn
+
+from dflash.concurrency import StuckThreads
+from dflash.errors import DflashError, Exit
+
+log = logging.getLogger(__name__)
+
+
+def report(error: BaseException) -> int:
+    """Log every failure, root cause first, each with its remedy; returns the exit code."""
+    leaves = list(_leaves(error))
+    for number, leaf in enumerate(leaves, start=1):
+        which = "" if len(leaves) == 1 else f" {number} of {len(leaves)}"
+        log.error("failure%s\n%s", which, "".join(traceback.format_exception(leaf)).rstrip())
+        if remedy := getattr(leaf, "remedy", None):
+            log.error("what to do: %s", remedy)
+    root = leaves[0]
+    log.error("FAILED: %s: %s", type(root).__name__, str(root).partition("\n")[0])
+    return root.exit_code if isinstance(root, DflashError) else Exit.FAILED
+
+
+def leave_stuck(error: StuckThreads) -> NoReturn:
+    """Report, flush, and end the process: a thread stuck in C cannot be stopped otherwise."""
+    if error.__cause__ is not None:
+        report(error.__cause__)
+    log.error("%s", error)
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(Exit.STUCK)
+
+
+def _leaves(error: BaseException) -> Iterator[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        for member in error.exceptions:
+            yield from _leaves(member)
+    else:
+        yield error

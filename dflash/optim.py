@@ -1,0 +1,126 @@
+"""AdamW, its schedule, and the step that turns summed gradients into an update."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from dflash.config import OptimizerConfig
+from dflash.errors import DflashError
+from dflash.losses import LossSums
+
+
+class NonFiniteError(DflashError):
+    """A step's loss or gradient is not a number; nothing of it was applied."""
+
+    remedy = "Look for NaN in the target's features; lower --lr or set --grad-clip, then --resume."
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Linear warm-up, then cosine to 0, over `total_steps` optimizer steps."""
+
+    peak_lr: float
+    warmup_ratio: float
+    total_steps: int
+
+    def lr(self, step: int) -> float:
+        """Learning rate of the step numbered `step` from 0."""
+        warmup = math.ceil(self.warmup_ratio * self.total_steps)
+        if step < warmup:
+            return self.peak_lr * (step + 1) / warmup
+        progress = (step - warmup) / max(1, self.total_steps - warmup)
+        return self.peak_lr * 0.5 * (1 + math.cos(math.pi * progress))
+
+
+def make_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.AdamW:
+    """AdamW (betas 0.9, 0.999); weight decay on matrices only."""
+    parameters = list(model.parameters())
+    groups = [
+        {"params": [p for p in parameters if p.dim() > 1], "weight_decay": config.weight_decay},
+        {"params": [p for p in parameters if p.dim() <= 1], "weight_decay": 0.0},
+    ]
+    # The implementation is named, never left to choose: AdamW asks is_compiling(), and from torch
+    # 2.13 on that is true in every thread while any thread compiles (pytorch#184614).
+    on_gpu = parameters[0].is_cuda
+    return torch.optim.AdamW(groups, lr=config.lr, fused=on_gpu, foreach=False)
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """Unnormalised gradients of the two parts of the loss, one tensor per parameter.
+
+    They are kept apart because each part has a divisor of its own, and CAP's (how much was
+    predicted correctly) is known only once the whole step has been seen.
+    """
+
+    main: list[Tensor]
+    cap: list[Tensor] | None
+
+    @classmethod
+    def zeros(cls, model: nn.Module, *, with_cap: bool) -> "Gradients":
+        """Accumulators for a model's parameters."""
+        main = [torch.zeros_like(p) for p in model.parameters()]
+        return cls(main, [torch.zeros_like(g) for g in main] if with_cap else None)
+
+    def add(self, main: Tensor, cap: Tensor, model: nn.Module) -> None:
+        """Accumulate the gradients of a micro-batch's two loss sums (see dflash.losses)."""
+        parameters = list(model.parameters())
+        both = self.cap is not None
+        _accumulate(self.main, torch.autograd.grad(main, parameters, retain_graph=both))
+        if self.cap is not None:
+            _accumulate(self.cap, torch.autograd.grad(cap, parameters))
+
+    def normalised(self, sums: LossSums, cap_lambda: float) -> list[Tensor]:
+        """main / sum w + cap_lambda cap / sum of w over correct slots; new tensors."""
+        weight, correct = float(sums.weight), float(sums.correct_weight)
+        total = [g / weight for g in self.main]
+        if self.cap is not None and correct > 0:
+            _accumulate(total, [g * (cap_lambda / correct) for g in self.cap])
+        return total
+
+    @staticmethod
+    def total(parts: "list[Gradients]", device: torch.device) -> "Gradients":
+        """The replicas' gradients summed in rank order: the same bits on every replica."""
+        main = _summed([part.main for part in parts], device)
+        caps = [part.cap for part in parts if part.cap is not None]
+        return Gradients(main, _summed(caps, device) if caps else None)
+
+
+def apply_step(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    gradients: list[Tensor],
+    *,
+    lr: float,
+    clip: float,
+    step: int,
+) -> float:
+    """Clip, update, and return the gradient's norm before clipping.
+
+    Raises NonFiniteError, before any weight changes, when the norm is not finite.
+    """
+    for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+        parameter.grad = gradient
+    norm = nn.utils.clip_grad_norm_(model.parameters(), clip or math.inf, foreach=False).item()
+    if not math.isfinite(norm):
+        raise NonFiniteError(f"step {step + 1}: the gradient's norm is {norm}")
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    return norm
+
+
+def _summed(parts: list[list[Tensor]], device: torch.device) -> list[Tensor]:
+    total = [gradient.to(device, copy=True) for gradient in parts[0]]
+    for part in parts[1:]:
+        _accumulate(total, [gradient.to(device) for gradient in part])
+    return total
+
+
+def _accumulate(into: Iterable[Tensor], gradients: Iterable[Tensor]) -> None:
+    for total, gradient in zip(into, gradients, strict=True):
+        total += gradient

@@ -1,0 +1,114 @@
+"""Command-line options derived from the configuration tree: one section, one help group.
+
+Every click option defaults to None, "not given", so that a --config file can fill the gap before
+the dataclass default does. The merged values are validated once, as a whole.
+"""
+
+import dataclasses
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+
+from dflash.config import SECTIONS, TrainConfig, read_toml
+from dflash.errors import ConfigError, DflashError, Exit
+from dflash.fields import Option, as_text, flag_of, key_of
+
+_NUMBERS: dict[Any, Any] = {int: click.INT, int | None: click.INT, float: click.FLOAT}
+
+
+class DflashCommand(click.Command):
+    """A command that reports a DflashError as message and remedy, without a traceback."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        with reported(ctx):
+            return super().invoke(ctx)
+
+
+class ConfigCommand(DflashCommand):
+    """A command that takes every option of TrainConfig; its callback gets the `config`."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.params.append(_config_file_option())
+        self.params.extend(
+            SectionOption(section, field)
+            for section, cls in SECTIONS.items()
+            for field in dataclasses.fields(cls)
+        )
+
+    def invoke(self, ctx: click.Context) -> Any:
+        with reported(ctx):
+            ctx.params = {"config": self._resolve(**ctx.params)}
+        return super().invoke(ctx)
+
+    def _resolve(self, config_file: Path | None, **given: Any) -> TrainConfig:
+        """Defaults, overridden by the file, overridden by the command line; validated once."""
+        nested = read_toml(config_file) if config_file else {}
+        for param in self.params:
+            if isinstance(param, SectionOption) and given[param.field.name] is not None:
+                table = nested.setdefault(param.section, {})
+                table[key_of(param.field.name)] = given[param.field.name]
+        return TrainConfig.from_dict(nested, source=str(config_file))
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """One titled group for each section, in the order of the tree."""
+        groups: dict[str, list[tuple[str, str]]] = {"Options": []}
+        for param in self.get_params(ctx):
+            title = param.title if isinstance(param, SectionOption) else "Options"
+            if record := param.get_help_record(ctx):
+                groups.setdefault(title, []).append(record)
+        for title, records in groups.items():
+            with formatter.section(title):
+                formatter.write_dl(records)
+
+
+class SectionOption(click.Option):
+    """The click option of one field of one section."""
+
+    def __init__(self, section: str, field: dataclasses.Field[Any]) -> None:
+        about: Option = field.metadata["option"]
+        flag = flag_of(field.name)
+        super().__init__(
+            [f"{flag}/--no-{flag[2:]}" if field.type is bool else flag],
+            type=click.Choice(about.choices) if about.choices else _NUMBERS.get(field.type),
+            metavar=about.unit and about.unit.upper().replace(" ", "-"),
+            help=about.help + _default_note(field),
+        )
+        self.section = section
+        self.title = SECTIONS[section].__doc__ or section
+        self.field = field
+
+
+def _default_note(field: dataclasses.Field[Any]) -> str:
+    if field.default is dataclasses.MISSING:
+        return "  [required]"
+    if field.default is None:
+        return ""
+    default = {True: "on", False: "off"}.get(field.default) if field.type is bool else None
+    return f"  [default: {default or as_text(field.default)}]"
+
+
+def _config_file_option() -> click.Option:
+    return click.Option(
+        ["--config", "config_file"],
+        type=click.Path(exists=True, dir_okay=False, path_type=Path),
+        metavar="TOML",
+        help="read options from this file; the command line overrides it",
+    )
+
+
+@contextmanager
+def reported(ctx: click.Context) -> Iterator[None]:
+    """Turn what went wrong into click's errors: usage, message, remedy, exit code."""
+    try:
+        yield
+    except ConfigError as error:
+        raise click.UsageError(f"{error}\n{error.remedy}", ctx) from error
+    except DflashError as error:
+        click.echo(f"Error: {error}\n{error.remedy}", err=True)
+        ctx.exit(error.exit_code)
+    except KeyboardInterrupt:
+        ctx.exit(Exit.INTERRUPTED)

@@ -1,0 +1,105 @@
+"""BatchPrefetcher: threads that read rows and lay out micro-batches and their draft blocks."""
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from dflash.anchors import eligible_anchors, make_blocks, sample_anchors
+from dflash.batches import Batch, pack
+from dflash.concurrency import Gate
+from dflash.config import TrainConfig
+from dflash.data.completions import Completions
+from dflash.data.plan import BatchPlan, plan_batches
+from dflash.errors import DataError
+from dflash.randomness import ANCHORS, generator
+from dflash.routing import RoutedSender
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class BatchSource:
+    """Makes micro-batch `index` of the run, whichever thread asks and in whatever order."""
+
+    data: Completions
+    plan: BatchPlan
+    mask_token_id: int
+    config: TrainConfig
+
+    def batch(self, index: int) -> Batch:
+        """The micro-batch: a function of (data, config, index)."""
+        objective, model = self.config.objective, self.config.model
+        planned = self.plan[index]
+        rows = [self._row(row) for row in planned.rows]
+        tokens_T, loss_mask_T, lengths, document_T, position_T = pack(rows)
+        anchor_N = sample_anchors(
+            eligible_anchors(loss_mask_T, document_T),
+            document_T,
+            per_document=objective.max_anchors,
+            in_all=objective.max_draft_positions // model.block_size,
+            generator=generator(self.config.data.seed, ANCHORS, planned.epoch, index),
+        )
+        blocks = make_blocks(
+            tokens_T,
+            loss_mask_T,
+            document_T,
+            anchor_N,
+            block_size=model.block_size,
+            mask_token_id=self.mask_token_id,
+            gamma=objective.gamma,
+        )
+        return Batch(index, planned.epoch, tokens_T, lengths, document_T, position_T, blocks)
+
+    def _row(self, row: int) -> tuple[torch.Tensor, torch.Tensor]:
+        tokens, loss_mask = self.data.tokens(int(row))
+        limit = self.config.data.max_seq_len
+        return torch.from_numpy(tokens[:limit]), torch.from_numpy(loss_mask[:limit])
+
+
+def open_source(config: TrainConfig, *, mask_token_id: int, vocab_size: int) -> BatchSource:
+    """Open --data-dir, check it against the target's vocabulary and plan every batch of the run.
+
+    Rows too short or without two supervised tokens in a row cannot hold an anchor: they are left
+    out, rows past --max-seq-len are cut, and both are counted in the log. Raises DataError when
+    nothing is left.
+    """
+    data = Completions(config.data.data_dir)
+    data.check_vocabulary(vocab_size)
+    lengths = np.minimum(data.lengths, config.data.max_seq_len)
+    usable = data.anchor_counts(config.data.max_seq_len) > 0
+    if not usable.any():
+        raise DataError(
+            f"--data-dir {data.directory}: none of {len(data)} rows has two supervised tokens in a "
+            "row, so there is nothing to draft",
+            remedy="check loss_mask: it must be 1 on the tokens that the target wrote",
+        )
+    plan = plan_batches(
+        np.where(usable, lengths, 0),
+        epochs=config.optimizer.epochs,
+        token_budget=config.data.token_budget,
+        max_batch_size=config.data.max_batch_size,
+        seed=config.data.seed,
+    )
+    log.info(
+        "data: %d rows, %d tokens; %d rows left out (no anchor), %d cut at %d tokens; %d batches",
+        len(data),
+        lengths[usable].sum(),
+        (~usable).sum(),
+        (data.lengths > config.data.max_seq_len).sum(),
+        config.data.max_seq_len,
+        len(plan),
+    )
+    return BatchSource(data, plan, mask_token_id, config)
+
+
+def run_prefetch(
+    source: BatchSource, output: RoutedSender[Batch], indices: Iterator[int], gate: Gate
+) -> None:
+    """One of the prefetch threads: makes its share of the batches."""
+    with output:
+        gate.wait()
+        for index in indices:
+            output.send(index, source.batch(index))

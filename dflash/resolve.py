@@ -1,0 +1,137 @@
+"""Choices left open by the options, made once, and logged with their reason."""
+
+import importlib.util
+import logging
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from transformers import AutoTokenizer
+
+from dflash.config import TrainConfig
+from dflash.drafter import DrafterConfig, drafter_config
+from dflash.errors import ConfigError, MissingExtraError
+from dflash.target import LOGIT_TRANSFORMS, load_text_config
+
+log = logging.getLogger(__name__)
+
+
+def check_devices(config: TrainConfig) -> None:
+    """Raise ConfigError for a device that this machine does not have."""
+    devices = config.devices
+    for option, names in (
+        ("--target-gpus", devices.target_gpus),
+        ("--drafter-gpus", devices.drafter_gpus),
+    ):
+        for name in names:
+            device = torch.device(name)
+            if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+                raise ConfigError(
+                    option,
+                    f"must name devices of this machine, which has {torch.cuda.device_count()} "
+                    "CUDA device(s)",
+                    name,
+                    remedy="Name a device that `nvidia-smi -L` lists, or cpu.",
+                )
+
+
+def check_loggers(config: TrainConfig) -> None:
+    """Raise MissingExtraError when a logger was asked for that is not installed."""
+    wanted = {
+        "wandb": bool(config.logging.wandb_project),
+        "tensorboard": config.logging.tensorboard,
+    }
+    for package, asked in wanted.items():
+        if asked and importlib.util.find_spec(package) is None:
+            raise MissingExtraError(package, package)
+
+
+def compute_dtype(config: TrainConfig) -> torch.dtype:
+    """The dtype of the forward passes; the drafter's weights and its optimizer stay float32."""
+    if config.model.dtype != "auto":
+        log.info("dtype: %s, as asked", config.model.dtype)
+        return getattr(torch, config.model.dtype)
+    devices = (*config.devices.target_gpus, *config.devices.drafter_gpus)
+    if "cpu" in devices:
+        log.info("dtype: float32, a stage runs on the CPU")
+        return torch.float32
+    capability = min(torch.cuda.get_device_capability(device) for device in devices)
+    if capability >= (8, 0):
+        log.info("dtype: bfloat16, compute capability %d.%d", *capability)
+        return torch.bfloat16
+    log.info("dtype: float32, compute capability %d.%d is below 8.0", *capability)
+    return torch.float32
+
+
+def drafter_shape(config: TrainConfig) -> DrafterConfig:
+    """The drafter for the target; raises ConfigError or ModelError when none fits."""
+    model = config.model
+    text_config = load_text_config(model.target_model, trust_remote_code=model.trust_remote_code)
+    if config.objective.use_soft_labels:
+        _refuse_logit_transforms(text_config)
+    _check_positions(config, text_config)
+    shape = drafter_config(
+        text_config,
+        num_draft_layers=model.num_draft_layers,
+        block_size=model.block_size,
+        mask_token_id=_mask_token_id(config, text_config.vocab_size),
+        target_layer_ids=model.target_layer_ids,
+        sliding_window=model.sliding_window,
+    )
+    ids = shape.target_layer_ids
+    if list(ids) != sorted({i for i in ids if 0 <= i < shape.num_target_layers}):
+        raise ConfigError(
+            "--target-layer-ids",
+            f"must be increasing layers of the target, 0 to {shape.num_target_layers - 1}",
+            ",".join(map(str, ids)),
+            remedy="Name the layers, or lower --num-draft-layers, from which the default follows.",
+        )
+    log.info("drafter: %s", ", ".join(f"{name} {value}" for name, value in asdict(shape).items()))
+    return shape
+
+
+def _mask_token_id(config: TrainConfig, vocab_size: int) -> int:
+    model = config.model
+    token_id, source = model.mask_token_id, "as asked"
+    if token_id is None:
+        tokenizer = AutoTokenizer.from_pretrained(
+            model.target_model, local_files_only=True, trust_remote_code=model.trust_remote_code
+        )
+        token_id, source = tokenizer.mask_token_id, f"the tokenizer's {tokenizer.mask_token!r}"
+    if token_id is None:
+        raise ConfigError(
+            "--mask-token-id",
+            "is needed: the target's tokenizer has no mask token",
+            remedy="Name a token id that the target never uses, such as an untrained special one.",
+        )
+    if token_id >= vocab_size:
+        raise ConfigError(
+            "--mask-token-id",
+            f"must be below the target's vocabulary size ({vocab_size})",
+            token_id,
+        )
+    log.info("mask token: %d, %s", token_id, source)
+    return token_id
+
+
+def _check_positions(config: TrainConfig, text_config: Any) -> None:
+    limit = getattr(text_config, "max_position_embeddings", None)
+    if limit and config.data.max_seq_len > limit:
+        log.warning(
+            "--max-seq-len %d is past the target's %d positions; rows of at most %d are safe",
+            config.data.max_seq_len,
+            limit,
+            limit,
+        )
+
+
+def _refuse_logit_transforms(text_config: Any) -> None:
+    for name in LOGIT_TRANSFORMS:
+        if getattr(text_config, name, None):
+            raise ConfigError(
+                "--use-soft-labels",
+                f"cannot be used with a target whose config sets {name}: its distribution is not "
+                "softmax(lm_head(hidden))",
+                getattr(text_config, name),
+                remedy="Leave out --use-soft-labels.",
+            )

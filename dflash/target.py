@@ -1,0 +1,201 @@
+"""The frozen target: what it computes for the drafter, and the loop that runs it on one device.
+
+R rows (one document each), S tokens of the longest, D hidden size, F = captured layers x D.
+"""
+
+import copy
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from dflash.batches import Batch, TargetFeatures
+from dflash.concurrency import Gate
+from dflash.errors import ModelError
+from dflash.routing import RoutedReceiver, RoutedSender
+
+# Settings that change logits after lm_head; the drafter's consumers apply the bare lm_head.
+LOGIT_TRANSFORMS = ("final_logit_softcapping", "logits_scaling", "logit_scale")
+LAYER_LISTS = ("layers", "h", "blocks")
+
+
+@dataclass(frozen=True)
+class FrozenHead:
+    """The target's embeddings and lm_head, which the drafter shares. V vocabulary rows."""
+
+    embedding_VD: Tensor
+    head_VD: Tensor
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> "FrozenHead":
+        """The same tables on a device; tied tables stay one tensor."""
+        embedding_VD = self.embedding_VD.to(device, dtype)
+        tied = self.head_VD is self.embedding_VD
+        return FrozenHead(embedding_VD, embedding_VD if tied else self.head_VD.to(device, dtype))
+
+
+class Target:
+    """A frozen causal LM of the transformers library, with hooks on the captured layers.
+
+    Not for use by two threads: `copies` gives each its own hooks over shared weights.
+    """
+
+    def __init__(self, model: PreTrainedModel, layer_ids: tuple[int, ...]) -> None:
+        self.model = model.eval().requires_grad_(False)
+        self.layer_ids = layer_ids
+        self.text_config = model.config.get_text_config()
+        self.decoder = model.get_decoder()
+        self.layers = _decoder_layers(self.decoder, self.text_config.num_hidden_layers)
+        _check_layer_ids(layer_ids, len(self.layers))
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return next(self.model.parameters()).device
+
+    @property
+    def head(self) -> FrozenHead:
+        """Embeddings and lm_head; raises ModelError for a head that the drafter cannot share."""
+        output = self.model.get_output_embeddings()
+        if getattr(output, "bias", None) is not None:
+            raise ModelError(
+                "the target's lm_head has a bias, which DFlash checkpoints cannot hold"
+            )
+        embedding_VD = self.model.get_input_embeddings().weight.detach()
+        tied = output.weight is self.model.get_input_embeddings().weight
+        return FrozenHead(embedding_VD, embedding_VD if tied else output.weight.detach())
+
+    def copies(self, devices: list[torch.device]) -> list["Target"]:
+        """One target per device. Weights are copied once per device and shared on the same one."""
+        moved: dict[torch.device, dict[int, Any]] = {d: {} for d in devices}
+        for device, memo in moved.items():
+            for tensor in (*self.model.parameters(), *self.model.buffers()):
+                memo[id(tensor)] = _on(tensor, device)
+        models = [copy.deepcopy(self.model, dict(moved[device])) for device in devices]
+        return [Target(model, self.layer_ids) for model in models]
+
+    def features(self, batch: Batch, *, soft_labels: bool) -> TargetFeatures:
+        """What the drafter needs of a batch: see `hidden`."""
+        if batch.is_empty:
+            return TargetFeatures(batch, None, None)
+        hidden = self.hidden(batch.tokens_T, batch.lengths, final=soft_labels)
+        return TargetFeatures(batch, *hidden)
+
+    @torch.no_grad()
+    def hidden(
+        self, tokens_T: Tensor, lengths: Sequence[int], *, final: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """Captured hidden states [T, F] of documents laid end to end and, if `final`, the last
+        ones after the final norm [T, D].
+
+        The target runs over one row per document, padded on the right. A causal model never looks
+        right, so that padding changes nothing and documents cannot leak into each other, whether a
+        layer mixes tokens by attention or by a recurrent state. The lm_head is skipped and, unless
+        `final`, so is every layer above the last captured one.
+        """
+        tokens_RS = pad_sequence(list(tokens_T.to(self.device).split(tuple(lengths))), True)
+        length_R = torch.tensor(lengths, device=self.device)
+        real_RS = torch.arange(tokens_RS.shape[1], device=self.device) < length_R[:, None]
+        last_RSD = None
+        with self.capturing(stop_early=not final) as captured, suppress(_AllCaptured):
+            last_RSD = self.decoder(input_ids=tokens_RS, use_cache=False).last_hidden_state
+        features_TF = torch.cat([hidden_RSD[real_RS] for hidden_RSD in captured], dim=-1)
+        return features_TF, None if last_RSD is None else last_RSD[real_RS]
+
+    @contextmanager
+    def capturing(self, *, stop_early: bool = False) -> Iterator[list[Tensor]]:
+        """Within, a forward pass of the model appends the captured layers' outputs, in order.
+
+        Hooks rather than output_hidden_states: they keep what is needed only, and the last layer's
+        output before the final norm.
+        """
+        captured: list[Tensor] = []
+
+        def keep(_module: nn.Module, _args: Any, output: Any) -> None:
+            captured.append(output[0] if isinstance(output, tuple) else output)
+            if stop_early and len(captured) == len(self.layer_ids):
+                raise _AllCaptured
+
+        handles = [self.layers[i].register_forward_hook(keep) for i in self.layer_ids]
+        try:
+            yield captured
+        finally:
+            for handle in handles:
+                handle.remove()
+
+
+class _AllCaptured(BaseException):
+    """Leaves a forward pass early; a BaseException, so that no `except Exception` eats it."""
+
+
+def load_target(
+    path: str,
+    layer_ids: tuple[int, ...],
+    dtype: torch.dtype,
+    *,
+    trust_remote_code: bool,
+) -> Target:
+    """Load a causal LM from a local Hugging Face directory onto the CPU. Never asks a hub."""
+    model = AutoModelForCausalLM.from_pretrained(
+        path, dtype=dtype, local_files_only=True, trust_remote_code=trust_remote_code
+    )
+    return Target(model, layer_ids)
+
+
+def load_text_config(path: str, *, trust_remote_code: bool) -> Any:
+    """The (text part of the) target's config; raises ModelError when there is none to read."""
+    if not (Path(path) / "config.json").is_file():
+        raise ModelError(
+            f"--target-model {path}: no config.json there",
+            remedy="give the directory of a Hugging Face checkpoint",
+        )
+    config = AutoConfig.from_pretrained(
+        path, local_files_only=True, trust_remote_code=trust_remote_code
+    )
+    return config.get_text_config()
+
+
+def run_target(
+    target: Target,
+    batches: RoutedReceiver[Batch],
+    features: RoutedSender[TargetFeatures],
+    indices: Iterator[int],
+    gate: Gate,
+    soft_labels: bool,
+) -> None:
+    """TargetForwardLoop: batches in, features out to the drafter whose turn it is."""
+    with batches, features:
+        gate.wait()
+        for index in indices:
+            batch = batches.receive(index).to(target.device)
+            features.send(index, target.features(batch, soft_labels=soft_labels))
+
+
+def _on(tensor: Tensor, device: torch.device) -> Tensor:
+    moved = tensor.detach().to(device)
+    return nn.Parameter(moved, requires_grad=False) if isinstance(tensor, nn.Parameter) else moved
+
+
+def _decoder_layers(decoder: nn.Module, count: int) -> nn.ModuleList:
+    for name, module in decoder.named_modules():
+        is_list = isinstance(module, nn.ModuleList) and len(module) == count
+        if is_list and name.split(".")[-1] in LAYER_LISTS:
+            return module
+    raise ModelError(
+        f"{type(decoder).__name__}: found no list of {count} decoder layers to capture from",
+        remedy="open an issue with the model's config.json",
+    )
+
+
+def _check_layer_ids(layer_ids: tuple[int, ...], count: int) -> None:
+    if not layer_ids or list(layer_ids) != sorted(set(layer_ids)) or layer_ids[-1] >= count:
+        raise ModelError(
+            f"--target-layer-ids {','.join(map(str, layer_ids))}: must be increasing layer numbers "
+            f"of the target, 0 to {count - 1}",
+            remedy="name the layers to capture with --target-layer-ids",
+        )

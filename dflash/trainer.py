@@ -1,0 +1,210 @@
+"""`dflash train`: the wiring of prefetcher, target loops and drafter loops, and nothing else."""
+
+import logging
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from dflash import failures
+from dflash.batches import Batch, TargetFeatures
+from dflash.checkpoint import TrainingState
+from dflash.concurrency import Gate, StuckThreads, TaskGroup
+from dflash.config import TrainConfig, config_hash
+from dflash.drafter import DrafterConfig
+from dflash.drafter_loop import DrafterTrainLoop, Shared, StepPlan
+from dflash.errors import Exit
+from dflash.manifest import collect
+from dflash.metrics import Waits
+from dflash.prefetch import BatchSource, open_source, run_prefetch
+from dflash.replicas import Exchange
+from dflash.resolve import check_devices, check_loggers, compute_dtype, drafter_shape
+from dflash.routing import RoutedReceiver, Routes, indices, queue_depth, routes
+from dflash.rundir import RunDirectory, run_directory
+from dflash.stop import StopRequest, on_signals
+from dflash.target import Target, load_target, run_target
+
+log = logging.getLogger(__name__)
+
+
+def train(config: TrainConfig) -> int:
+    """Train as configured; returns the exit code. Everything that goes wrong is logged."""
+    with run_directory(config) as directory:
+        try:
+            return _train(config, directory)
+        except StuckThreads as error:
+            failures.leave_stuck(error)
+        except KeyboardInterrupt:
+            log.error("interrupted during start-up; nothing was trained")
+            return Exit.INTERRUPTED
+        except Exception as error:
+            return failures.report(error)
+
+
+def _train(config: TrainConfig, directory: RunDirectory) -> int:
+    manifest = collect(config_hash(config))
+    log.info(manifest.first_line())
+    check_devices(config)
+    check_loggers(config)
+    resume_from = directory.resume_from()
+    shape = drafter_shape(config)
+    source = open_source(config, mask_token_id=shape.mask_token_id, vocab_size=shape.vocab_size)
+    directory.write_description(manifest)
+    plan = _step_plan(config, source, resume_from.progress.step if resume_from else 0)
+    if plan.first_step == plan.total_steps:
+        log.info("nothing to do: all %d steps are done", plan.total_steps)
+        return Exit.OK
+    dtype = compute_dtype(config)
+    targets = _load_targets(config, shape, dtype)
+    return Run(config, directory, shape, source, plan, targets, dtype).run(resume_from)
+
+
+@dataclass(frozen=True)
+class Run:
+    """Everything loaded and resolved; `run` starts the threads and waits for them."""
+
+    config: TrainConfig
+    directory: RunDirectory
+    shape: DrafterConfig
+    source: BatchSource
+    plan: StepPlan
+    targets: list[Target]
+    dtype: torch.dtype
+
+    def run(self, resume_from: TrainingState | None) -> int:
+        """Train; returns the exit code, or raises what the threads raised, root cause first."""
+        run = self.config.run
+        stop = StopRequest()
+        group = TaskGroup("train", run.stop_grace_s)
+        names = [f"drafter-{rank}" for rank in range(self.plan.drafters)]
+        gate = Gate(group.scope, names, run.start_timeout_s)
+        reporter = self.directory.reporter(self.plan.first_step, self.plan.total_steps)
+        shared = Shared(
+            config=self.config,
+            shape=self.shape,
+            plan=self.plan,
+            head=self.targets[0].head,
+            dtype=self.dtype,
+            exchange=Exchange(group.scope, self.plan.drafters, run.stall_timeout_s),
+            gate=gate,
+            stop=stop,
+            checkpoints=self.directory.checkpoints,
+            reporter=reporter,
+            resume_from=resume_from,
+        )
+        try:
+            with on_signals(stop, group.scope, gate), group:
+                self._start(group, shared)
+        finally:
+            reporter.close()
+        return self._outcome(stop, group.scope.reason)
+
+    def _start(self, group: TaskGroup, shared: Shared) -> None:
+        """Make the channels and start every thread: prefetch-P, target-T, drafter-D."""
+        config, plan, gate = self.config, self.plan, shared.gate
+        threads = config.data.num_prefetch_threads
+        targets = len(self.targets)
+        batches: Routes[Batch] = routes(group.scope, threads, targets, "batches", config.run)
+        features: Routes[TargetFeatures] = routes(
+            group.scope, targets, plan.drafters, "features", config.run
+        )
+        sample = self._warm_up_sample()
+        self._log_memory(sample, features[1])
+        _watch(shared, batches, features)
+        for rank, sender in enumerate(batches[0]):
+            share = indices(rank, threads, plan.first_batch, plan.end_batch)
+            group.start(run_prefetch, self.source, sender, share, gate, name=f"prefetch-{rank}")
+        soft = config.objective.use_soft_labels
+        for rank, target in enumerate(self.targets):
+            share = indices(rank, targets, plan.first_batch, plan.end_batch)
+            ends = (batches[1][rank], features[0][rank])
+            group.start(run_target, target, *ends, share, gate, soft, name=f"target-{rank}")
+        for rank, device in enumerate(_devices(config.devices.drafter_gpus)):
+            loop = DrafterTrainLoop(shared, rank, device, features[1][rank])
+            group.start(loop.run, sample, name=loop.name)
+
+    def _warm_up_sample(self) -> TargetFeatures:
+        """Features for the drafters to warm up with, before any other thread runs."""
+        batch = self.source.batch(self.plan.first_batch).to(self.targets[0].device)
+        return self.targets[0].features(batch, soft_labels=self.config.objective.use_soft_labels)
+
+    def _log_memory(
+        self, sample: TargetFeatures, receivers: Sequence[RoutedReceiver[TargetFeatures]]
+    ) -> None:
+        mib_per_token = sample.nbytes / len(sample.batch.tokens_T) / 2**20
+        for device, receiver in zip(self.config.devices.drafter_gpus, receivers, strict=True):
+            most_mib = receiver.capacity * self.config.data.token_budget * mib_per_token
+            log.info(
+                "channel memory: up to %d batches of features wait for %s, at most %.0f MiB",
+                receiver.capacity,
+                device,
+                most_mib,
+            )
+
+    def _outcome(self, stop: StopRequest, reason: str | None) -> int:
+        total, output = self.plan.total_steps, self.config.run.output_dir
+        if stop.stopped_after is not None:
+            log.warning(
+                "stopped at step %d of %d; resume with --resume auto", stop.stopped_after, total
+            )
+            return Exit.STOPPED
+        if reason is not None:
+            log.error("%s; resume from the last checkpoint with --resume auto", reason)
+            return Exit.INTERRUPTED
+        log.info("finished: %d steps, in %s", total, output)
+        return Exit.OK
+
+
+def _watch(shared: Shared, batches: Routes[Batch], features: Routes[TargetFeatures]) -> None:
+    """Tell the reporter where each stage's threads wait, and what is queued between them."""
+    stages: dict[str, list[list[Waits]]] = {
+        "prefetch": [[sender] for sender in batches[0]],
+        "target": [list(ends) for ends in zip(batches[1], features[0], strict=True)],
+        "drafter": [
+            [receiver, shared.exchange.waits[rank]] for rank, receiver in enumerate(features[1])
+        ],
+    }
+    queues = {
+        "batches": partial(queue_depth, batches[1]),
+        "features": partial(queue_depth, features[1]),
+    }
+    shared.reporter.watch(stages, queues)
+
+
+def _step_plan(config: TrainConfig, source: BatchSource, first_step: int) -> StepPlan:
+    drafters, grad_accum = len(config.devices.drafter_gpus), config.optimizer.grad_accum
+    total_steps = math.ceil(len(source.plan) / (drafters * grad_accum))
+    plan = StepPlan(min(first_step, total_steps), total_steps, drafters, grad_accum)
+    log.info(
+        "%d steps of %d micro-batches (%d drafters x %d)",
+        total_steps,
+        plan.per_step,
+        drafters,
+        grad_accum,
+    )
+    return plan
+
+
+def _load_targets(config: TrainConfig, shape: DrafterConfig, dtype: torch.dtype) -> list[Target]:
+    started = time.monotonic()
+    log.info("loading the target %s", config.model.target_model)
+    target = load_target(
+        config.model.target_model,
+        shape.target_layer_ids,
+        dtype,
+        trust_remote_code=config.model.trust_remote_code,
+    )
+    copies = target.copies(_devices(config.devices.target_gpus))
+    log.info(
+        "target ready on %s in %.1f s",
+        ", ".join(config.devices.target_gpus),
+        time.monotonic() - started,
+    )
+    return copies
+
+
+def _devices(names: tuple[str, ...]) -> list[torch.device]:
+    return [torch.device(name) for name in names]

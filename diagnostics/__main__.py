@@ -1,0 +1,5 @@
+"""`python -m diagnostics`."""
+
+from diagnostics.cli import main
+
+main(prog_name="dflash-diag")

@@ -1,0 +1,33 @@
+"""The `dflash-diag` command: one probe, one subcommand; a probe's docstring is its help."""
+
+import sys
+from collections.abc import Callable
+
+import click
+
+from diagnostics.probes import env
+from diagnostics.render import json, text
+from diagnostics.verdict import Verdict
+
+_EXIT_CODES = "Exit codes: 0 nothing wrong, 1 something found, 2 usage, 3 could not check."
+
+
+@click.group(
+    epilog=_EXIT_CODES,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+@click.version_option(package_name="dflash-diag", prog_name="dflash-diag")
+def main() -> None:
+    """Find out what is wrong with a threaded training run, or with the way it is launched."""
+
+
+def _add_probe(name: str, probe: Callable[[], Verdict]) -> None:
+    @main.command(name, help=probe.__doc__, epilog=_EXIT_CODES)
+    @click.option("--json", "as_json", is_flag=True, help="print one JSON object")
+    def command(as_json: bool) -> None:
+        verdict = probe()
+        click.echo((json if as_json else text).render(verdict))
+        sys.exit(verdict.exit_code)
+
+
+_add_probe("env", env.probe)

@@ -1,0 +1,1 @@
+"""Ways to show a Verdict; each takes the same value and none computes anything."""

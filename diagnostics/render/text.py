@@ -1,0 +1,13 @@
+"""A verdict for people: the finding first, then what to type, then the evidence."""
+
+from diagnostics.verdict import Verdict
+
+
+def render(verdict: Verdict) -> str:
+    """Lines without colour, fit for a log."""
+    lines = [f"{verdict.status}: {verdict.summary}"]
+    if verdict.remedy:
+        lines.append(f"  {verdict.remedy}")
+    width = max(map(len, verdict.evidence), default=0)
+    lines += [f"  {name:<{width}}  {value}" for name, value in verdict.evidence.items()]
+    return "\n".join(lines)

@@ -1,0 +1,48 @@
+"""A verdict's exit code and renderings; the frozen surface of `dflash-diag`."""
+
+import json
+
+import pytest
+
+from diagnostics.cli import main
+from diagnostics.render import json as as_json
+from diagnostics.render import text as as_text
+from diagnostics.verdict import ProbeExit, Status, Verdict
+
+EXIT_CODES = {"OK": 0, "PROBLEM": 1, "USAGE": 2, "UNKNOWN": 3}
+JSON_KEYS = ["status", "code", "summary", "evidence", "remedy"]
+COMMANDS = {"env": {"--json"}}
+
+VERDICT = Verdict(
+    Status.PROBLEM, "pipe-torn", "the pipe is torn", {"end": "left", "length": "3 m"}, "Type: mend"
+)
+
+
+def test_the_surface_is_frozen():
+    assert {code.name: code.value for code in ProbeExit} == EXIT_CODES
+    assert list(json.loads(as_json.render(VERDICT))) == JSON_KEYS
+    assert {
+        name: {param.opts[0] for param in command.params} for name, command in main.commands.items()
+    } == COMMANDS
+
+
+@pytest.mark.parametrize(("status", "code"), [("ok", 0), ("problem", 1), ("unknown", 3)])
+def test_every_status_has_its_exit_code(status, code):
+    assert Verdict(Status(status), "c", "s").exit_code == code
+
+
+def test_text_says_finding_remedy_and_evidence_in_this_order():
+    assert as_text.render(VERDICT) == (
+        "problem: the pipe is torn\n  Type: mend\n  end     left\n  length  3 m"
+    )
+    assert as_text.render(Verdict(Status.OK, "fine", "all is well")) == "ok: all is well"
+
+
+def test_json_holds_the_same_value():
+    assert json.loads(as_json.render(VERDICT)) == {
+        "status": "problem",
+        "code": "pipe-torn",
+        "summary": "the pipe is torn",
+        "evidence": {"end": "left", "length": "3 m"},
+        "remedy": "Type: mend",
+    }
