@@ -1,9 +1,27 @@
 #!/usr/bin/env bash
-# The installed commands, run as a user would. Expects them on PATH or in .venv/bin.
+# The installed commands, run as a user would, on the tiny target and the CPU. Expects them on PATH
+# or in .venv/bin.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 PATH="$PWD/.venv/bin:$PATH"
+export OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive
 
-dflash --help
-dflash-diag --help
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+target=tests/fixtures/tiny-qwen3
+
+dflash --help >"$work/help.txt"
+dflash-diag --help >"$work/diag-help.txt"
 dflash-diag env
+
+python ci/smoke_data.py "$target" "$work/data"
+train=(dflash train --target-model "$target" --data-dir "$work/data" --output-dir "$work/run"
+    --target-gpus cpu --drafter-gpus cpu,cpu --num-draft-layers 2 --block-size 4 --epochs 2
+    --max-seq-len 128 --token-budget 512 --max-batch-size 4 --save-interval 1 --log-interval 1
+    --use-soft-labels --cap-lambda 0.1 --noise-start 0.05 --noise-end 0.01)
+"${train[@]}"
+test -f "$work/run/step-00000004/model.safetensors"
+rm -r "$work/run/step-00000004" "$work/run/step-00000003"
+"${train[@]}" --resume auto
+test -f "$work/run/step-00000004/model.safetensors"
+echo "CPU smoke run: trained, saved and resumed"

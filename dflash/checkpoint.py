@@ -51,7 +51,8 @@ class TrainingState:
             for name, parameter in drafter.named_parameters():
                 parameter.copy_(tensors[f"weight.{name}"])
                 optimizer.state[parameter] = {
-                    "step": tensors[f"step.{name}"].clone(),
+                    # Beside its parameter: the fused AdamW of a GPU counts there.
+                    "step": tensors[f"step.{name}"].to(parameter.device),
                     "exp_avg": tensors[f"exp_avg.{name}"].to(parameter.device),
                     "exp_avg_sq": tensors[f"exp_avg_sq.{name}"].to(parameter.device),
                 }
@@ -77,7 +78,7 @@ class Checkpoints:
         _write_json(staging / "state.json", state)
         _publish(staging, final)
         log.info("saved %s", final)
-        self._prune()
+        self._prune(final)
         return final
 
     def all(self) -> list[Path]:
@@ -95,9 +96,11 @@ class Checkpoints:
             raise CheckpointError(f"{self.directory} holds no complete checkpoint")
         return latest
 
-    def _prune(self) -> None:
+    def _prune(self, newest: Path) -> None:
+        """Keep the last ones up to `newest`; a resumed run may stand before older ones' steps."""
         if self.keep:
-            for path in self.all()[: -self.keep]:
+            up_to_newest = [path for path in self.all() if path.name <= newest.name]
+            for path in up_to_newest[: -self.keep]:
                 shutil.rmtree(path)
 
 
@@ -205,10 +208,11 @@ def _drafter_config(public: dict[str, Any]) -> DrafterConfig:
         mask_token_id=dflash["mask_token_id"],
         target_layer_ids=tuple(dflash["target_layer_ids"]),
         num_target_layers=public["num_target_layers"],
-        sliding_window=public["sliding_window"] or 0,
-        bos_token_id=public["bos_token_id"],
-        eos_token_id=public["eos_token_id"],
-        pad_token_id=public["pad_token_id"],
+        # Qwen3's configs may name a window that they do not use.
+        sliding_window=(public["sliding_window"] or 0) if public["use_sliding_window"] else 0,
+        bos_token_id=public.get("bos_token_id"),
+        eos_token_id=public.get("eos_token_id"),
+        pad_token_id=public.get("pad_token_id"),
     )
 
 

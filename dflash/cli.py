@@ -31,6 +31,7 @@ def train(config: TrainConfig) -> None:
     require_directory("--data-dir", config.data.data_dir)
     if note := share_cores(config, os.environ, len(os.sched_getaffinity(0))):
         click.echo(note, err=True)
+    keep_bars_out_of_logs(os.environ)
     try:
         from dflash.trainer import train as run
     except ModuleNotFoundError as error:
@@ -55,6 +56,9 @@ def print_config(config: TrainConfig) -> None:
 )
 def demo(work_dir: Path) -> None:
     """Train a drafter for a small real model on the CPU, and measure it before and after."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    keep_bars_out_of_logs(os.environ)
     try:
         from dflash.demo import main as run
     except ModuleNotFoundError as error:
@@ -96,6 +100,12 @@ def share_cores(config: TrainConfig, environ: MutableMapping[str, str], cores: i
         f"OMP_NUM_THREADS={per_stage} OMP_WAIT_POLICY={environ['OMP_WAIT_POLICY']}:"
         f" {cores} cores for {stages} stage threads on the CPU"
     )
+
+
+def keep_bars_out_of_logs(environ: MutableMapping[str, str]) -> None:
+    """Let libraries draw progress bars on a terminal only; must come before tqdm is imported."""
+    if not sys.stderr.isatty():
+        environ.setdefault("TQDM_DISABLE", "1")
 
 
 def missing_extra(extra: str, error: ModuleNotFoundError) -> Exception:

@@ -4,9 +4,11 @@ tau, the acceptance length, is the mean number of tokens that one verification p
 yields: the accepted ones and the target's own next one. T context tokens, N anchors, B slots.
 """
 
+import inspect
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -54,7 +56,7 @@ def replay(target: Target, drafter: Drafter, head: FrozenHead, done: Completion)
     first = done.prompt_length
     anchors = torch.arange(first, len(tokens_T) - 1, device=target.device)
     drafts: list[list[int]] = []
-    for anchor_N in anchors.split(BLOCKS_PER_PASS):
+    for anchor_N in anchors.split(BLOCKS_PER_PASS) if len(anchors) else ():
         drafts += propose(drafter, head, features_TF, tokens_T, anchor_N).tolist()
     tokens = list(done.input_ids)
     return Decoded(tokens[first:], _walk(tokens, drafts, first))
@@ -155,9 +157,7 @@ class Verifier:
         given = tokens if self._cache is not None else self._tokens
         ids = torch.tensor([list(given)], device=self._target.device)
         with self._target.capturing() as captured:
-            out = self._target.model(
-                input_ids=ids, past_key_values=self._cache, use_cache=self._cache is not None
-            )
+            out = self._target.model(input_ids=ids, **_cache_options(self._target, self._cache))
         features_TF = torch.cat([hidden[0] for hidden in captured], dim=-1)
         kept = len(self._tokens) - len(given)
         self.features_TF = torch.cat([self.features_TF[:kept].to(features_TF), features_TF])
@@ -165,15 +165,25 @@ class Verifier:
 
     def keep(self, count: int) -> None:
         """Forget all tokens after the first `count`."""
+        surplus = len(self._tokens) - count
         del self._tokens[count:]
         self.features_TF = self.features_TF[:count]
-        if self._cache is not None:
-            self._cache.crop(count)
+        if self._cache is not None and surplus:
+            # Negative: how many to remove; from transformers 5.24 on nothing else is taken.
+            self._cache.crop(-surplus)
 
 
 def _can_roll_back(target: Target) -> bool:
     kinds = getattr(target.text_config, "layer_types", None) or ["full_attention"]
     return set(kinds) == {"full_attention"}
+
+
+def _cache_options(target: Target, cache: DynamicCache | None) -> dict[str, Any]:
+    if cache is None:
+        return {"use_cache": False}
+    # transformers 5.24 knows past_key_values as cache, too; 5.40 forgets the old name.
+    parameters = inspect.signature(target.model.forward).parameters
+    return {"use_cache": True, "cache" if "cache" in parameters else "past_key_values": cache}
 
 
 @dataclass(frozen=True)

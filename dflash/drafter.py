@@ -199,7 +199,7 @@ def _empty(config: DrafterConfig) -> Drafter:
 
 
 def default_target_layer_ids(num_target_layers: int, num_draft_layers: int) -> tuple[int, ...]:
-    """Layers to capture: round(1 + i (L - 4) / (n - 1)); their output is HF's hidden_states[id + 1].
+    """Layers to capture: round(1 + i (L - 4) / (n - 1)); HF numbers their output id + 1.
 
     Qwen3-8B (36 layers, 5 draft layers): 1, 9, 17, 25, 33.
     """

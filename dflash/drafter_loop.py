@@ -19,33 +19,9 @@ from dflash.randomness import NOISE, generator
 from dflash.replicas import Exchange, check_equal, weights_digest
 from dflash.routing import RoutedReceiver
 from dflash.sinks import Reporter
+from dflash.steps import StepPlan
 from dflash.stop import StopRequest
 from dflash.target import FrozenHead
-
-
-@dataclass(frozen=True)
-class StepPlan:
-    """How micro-batches make steps: step s takes the batches from s x per_step on."""
-
-    first_step: int
-    total_steps: int
-    drafters: int
-    grad_accum: int
-
-    @property
-    def per_step(self) -> int:
-        """Micro-batches of one optimizer step, over all drafters."""
-        return self.drafters * self.grad_accum
-
-    @property
-    def first_batch(self) -> int:
-        """Index of the first micro-batch to be made."""
-        return self.first_step * self.per_step
-
-    @property
-    def end_batch(self) -> int:
-        """Index after the last micro-batch, fillers of the last step included."""
-        return self.total_steps * self.per_step
 
 
 @dataclass(frozen=True)

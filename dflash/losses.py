@@ -1,7 +1,7 @@
 """The objective of a micro-batch, as sums that add up over micro-batches and replicas.
 
     loss = [sum w (CE + kl_weight T^2 KL)] / sum w  +  cap_lambda * CAP
-    CAP  = [sum w 1(argmax q = label) H(q)] / [sum w 1(argmax q = label)]      (LLaDA2.0, section 5.2)
+    CAP  = [sum w 1(argmax q = label) H(q)] / [sum w 1(argmax q = label)]   (LLaDA2.0, 5.2)
 
 w: slot weights; CE against the label; KL(p_T || q_T) against the target's distribution at the
 preceding position, both softened by temperature T; H: entropy of the drafter's distribution q.
@@ -35,7 +35,8 @@ class Objective:
 class Teacher:
     """Where the soft labels come from: hidden_TD through the head at row_P, one row per slot.
 
-    Each row is turned into a distribution once, however many slots ask for it.
+    Each row is turned into a distribution once, however many slots ask for it (and once more where
+    a chunk of slots ends among them).
     """
 
     hidden_TD: Tensor
@@ -71,7 +72,7 @@ class LossSums:
 
     def __add__(self, other: "LossSums") -> "LossSums":
         pairs = ((getattr(self, f.name), getattr(other, f.name)) for f in fields(self))
-        return LossSums(*(mine + theirs.to(mine.device) for mine, theirs in pairs))
+        return LossSums(*[mine + theirs.to(mine.device) for mine, theirs in pairs])
 
 
 def block_losses(
@@ -102,7 +103,7 @@ def _sums(parts_P5: Tensor, correct_NB: Tensor, asked_NB: Tensor) -> LossSums:
     # Slot 0 is the anchor: it is never asked and never breaks a prefix.
     prefix_NB = torch.cat([torch.ones_like(right_NB[:, :1]), right_NB[:, 1:]], dim=1).cumprod(1)
     prefix_NB = prefix_NB.bool() & asked_NB
-    slots = (asked_NB.sum(0), right_NB.sum(0), prefix_NB.sum(0))
+    slots = [asked_NB.sum(0), right_NB.sum(0), prefix_NB.sum(0)]
     return LossSums(*scalars, *slots)
 
 

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from datetime import timedelta
 from typing import Any, Protocol
 
 from dflash.losses import LossSums, Objective
@@ -73,7 +74,7 @@ class StepMetrics:
             f"step {self.step}/{total_steps}  loss {self.loss:.3f} (ce {self.ce:.3f}{parts})"
             f"  accept {self.acceptance_length:.2f}  slots {accuracy}  lr {self.lr:.1e}"
             f"  {self.tokens_per_s:.0f} tok/s  stall {stall}  queue {queue}"
-            f"  eta {time.strftime('%H:%M:%S', time.gmtime(eta_s))}"
+            f"  eta {timedelta(seconds=round(eta_s))}"
         )
 
     def to_dict(self) -> dict[str, Any]:

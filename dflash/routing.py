@@ -21,7 +21,7 @@ class _Ends(Generic[End]):
     """A `with` block over several channel ends, closed or broken together."""
 
     def __init__(self, ends: Sequence[End]) -> None:
-        self._ends = ends
+        self._ends: Sequence[End] = ends
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:

@@ -89,7 +89,7 @@ def run_directory(config: TrainConfig) -> Iterator[RunDirectory]:
     path = Path(config.run.output_dir)
     try:
         path.mkdir(parents=True, exist_ok=True)
-        to_file = logging.FileHandler(path / "train.log")
+        to_file = logging.FileHandler(path / "train.log", encoding="utf-8")
     except OSError as error:
         raise ConfigError(
             "--output-dir",

@@ -4,6 +4,8 @@ R rows (one document each), S tokens of the longest, D hidden size, F = captured
 """
 
 import copy
+import logging
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -11,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
@@ -19,6 +22,8 @@ from dflash.batches import Batch, TargetFeatures
 from dflash.concurrency import Gate
 from dflash.errors import ModelError
 from dflash.routing import RoutedReceiver, RoutedSender
+
+log = logging.getLogger(__name__)
 
 # Settings that change logits after lm_head; the drafter's consumers apply the bare lm_head.
 LOGIT_TRANSFORMS = ("final_logit_softcapping", "logits_scaling", "logit_scale")
@@ -140,11 +145,43 @@ def load_target(
     *,
     trust_remote_code: bool,
 ) -> Target:
-    """Load a causal LM from a local Hugging Face directory onto the CPU. Never asks a hub."""
-    model = AutoModelForCausalLM.from_pretrained(
-        path, dtype=dtype, local_files_only=True, trust_remote_code=trust_remote_code
-    )
+    """Load a causal LM from a local Hugging Face directory onto the CPU. Never asks a hub.
+
+    Raises ModelError when it cannot be loaded, or lacks weights: those would be random numbers.
+    """
+    with _loading(path):
+        both: Any = AutoModelForCausalLM.from_pretrained(
+            path,
+            dtype=dtype,
+            local_files_only=True,
+            trust_remote_code=trust_remote_code,
+            output_loading_info=True,
+        )
+    model, loaded = both
+    if missing := sorted(loaded["missing_keys"]):
+        raise ModelError(
+            f"--target-model {path}: no weight {missing[0]!r} ({len(missing)} missing in all)",
+            remedy="copy the checkpoint again, every *.safetensors file of it",
+        )
     return Target(model, layer_ids)
+
+
+def load_targets(
+    path: str,
+    layer_ids: tuple[int, ...],
+    dtype: torch.dtype,
+    devices: list[torch.device],
+    *,
+    trust_remote_code: bool,
+) -> list[Target]:
+    """Load once, then one target per device."""
+    log.info("loading the target %s", path)
+    started_s = time.monotonic()
+    target = load_target(path, layer_ids, dtype, trust_remote_code=trust_remote_code)
+    copies = target.copies(devices)
+    names = ", ".join(map(str, devices))
+    log.info("target ready on %s in %.1f s", names, time.monotonic() - started_s)
+    return copies
 
 
 def load_text_config(path: str, *, trust_remote_code: bool) -> Any:
@@ -154,10 +191,19 @@ def load_text_config(path: str, *, trust_remote_code: bool) -> Any:
             f"--target-model {path}: no config.json there",
             remedy="give the directory of a Hugging Face checkpoint",
         )
-    config = AutoConfig.from_pretrained(
-        path, local_files_only=True, trust_remote_code=trust_remote_code
-    )
+    with _loading(path):
+        config = AutoConfig.from_pretrained(
+            path, local_files_only=True, trust_remote_code=trust_remote_code
+        )
     return config.get_text_config()
+
+
+@contextmanager
+def _loading(path: str) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError, SafetensorError) as error:
+        raise ModelError(f"--target-model {path} cannot be loaded: {error}") from error
 
 
 def run_target(
@@ -193,7 +239,7 @@ def _decoder_layers(decoder: nn.Module, count: int) -> nn.ModuleList:
 
 
 def _check_layer_ids(layer_ids: tuple[int, ...], count: int) -> None:
-    if not layer_ids or list(layer_ids) != sorted(set(layer_ids)) or layer_ids[-1] >= count:
+    if not layer_ids or list(layer_ids) != sorted({i for i in layer_ids if 0 <= i < count}):
         raise ModelError(
             f"--target-layer-ids {','.join(map(str, layer_ids))}: must be increasing layer numbers "
             f"of the target, 0 to {count - 1}",

@@ -1,8 +1,7 @@
 """`dflash train`: the wiring of prefetcher, target loops and drafter loops, and nothing else."""
 
 import logging
-import math
-import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -15,7 +14,7 @@ from dflash.checkpoint import TrainingState
 from dflash.concurrency import Gate, StuckThreads, TaskGroup
 from dflash.config import TrainConfig, config_hash
 from dflash.drafter import DrafterConfig
-from dflash.drafter_loop import DrafterTrainLoop, Shared, StepPlan
+from dflash.drafter_loop import DrafterTrainLoop, Shared
 from dflash.errors import Exit
 from dflash.manifest import collect
 from dflash.metrics import Waits
@@ -24,8 +23,9 @@ from dflash.replicas import Exchange
 from dflash.resolve import check_devices, check_loggers, compute_dtype, drafter_shape
 from dflash.routing import RoutedReceiver, Routes, indices, queue_depth, routes
 from dflash.rundir import RunDirectory, run_directory
+from dflash.steps import StepPlan
 from dflash.stop import StopRequest, on_signals
-from dflash.target import Target, load_target, run_target
+from dflash.target import Target, load_targets, run_target
 
 log = logging.getLogger(__name__)
 
@@ -53,12 +53,24 @@ def _train(config: TrainConfig, directory: RunDirectory) -> int:
     shape = drafter_shape(config)
     source = open_source(config, mask_token_id=shape.mask_token_id, vocab_size=shape.vocab_size)
     directory.write_description(manifest)
-    plan = _step_plan(config, source, resume_from.progress.step if resume_from else 0)
+    plan = StepPlan.of(
+        len(source.plan),
+        drafters=len(config.devices.drafter_gpus),
+        grad_accum=config.optimizer.grad_accum,
+        first_step=resume_from.progress.step if resume_from else 0,
+    )
+    log.info("%d steps of %d micro-batches", plan.total_steps, plan.per_step)
     if plan.first_step == plan.total_steps:
         log.info("nothing to do: all %d steps are done", plan.total_steps)
         return Exit.OK
     dtype = compute_dtype(config)
-    targets = _load_targets(config, shape, dtype)
+    targets = load_targets(
+        config.model.target_model,
+        shape.target_layer_ids,
+        dtype,
+        _devices(config.devices.target_gpus),
+        trust_remote_code=config.model.trust_remote_code,
+    )
     return Run(config, directory, shape, source, plan, targets, dtype).run(resume_from)
 
 
@@ -135,14 +147,12 @@ class Run:
         self, sample: TargetFeatures, receivers: Sequence[RoutedReceiver[TargetFeatures]]
     ) -> None:
         mib_per_token = sample.nbytes / len(sample.batch.tokens_T) / 2**20
+        queued = Counter[str]()
         for device, receiver in zip(self.config.devices.drafter_gpus, receivers, strict=True):
-            most_mib = receiver.capacity * self.config.data.token_budget * mib_per_token
-            log.info(
-                "channel memory: up to %d batches of features wait for %s, at most %.0f MiB",
-                receiver.capacity,
-                device,
-                most_mib,
-            )
+            queued[device] += receiver.capacity
+        for device, batches in queued.items():
+            most_mib = batches * self.config.data.token_budget * mib_per_token
+            log.info("%s: up to %d queued batches, %.0f MiB at most", device, batches, most_mib)
 
     def _outcome(self, stop: StopRequest, reason: str | None) -> int:
         total, output = self.plan.total_steps, self.config.run.output_dir
@@ -172,38 +182,6 @@ def _watch(shared: Shared, batches: Routes[Batch], features: Routes[TargetFeatur
         "features": partial(queue_depth, features[1]),
     }
     shared.reporter.watch(stages, queues)
-
-
-def _step_plan(config: TrainConfig, source: BatchSource, first_step: int) -> StepPlan:
-    drafters, grad_accum = len(config.devices.drafter_gpus), config.optimizer.grad_accum
-    total_steps = math.ceil(len(source.plan) / (drafters * grad_accum))
-    plan = StepPlan(min(first_step, total_steps), total_steps, drafters, grad_accum)
-    log.info(
-        "%d steps of %d micro-batches (%d drafters x %d)",
-        total_steps,
-        plan.per_step,
-        drafters,
-        grad_accum,
-    )
-    return plan
-
-
-def _load_targets(config: TrainConfig, shape: DrafterConfig, dtype: torch.dtype) -> list[Target]:
-    started = time.monotonic()
-    log.info("loading the target %s", config.model.target_model)
-    target = load_target(
-        config.model.target_model,
-        shape.target_layer_ids,
-        dtype,
-        trust_remote_code=config.model.trust_remote_code,
-    )
-    copies = target.copies(_devices(config.devices.target_gpus))
-    log.info(
-        "target ready on %s in %.1f s",
-        ", ".join(config.devices.target_gpus),
-        time.monotonic() - started,
-    )
-    return copies
 
 
 def _devices(names: tuple[str, ...]) -> list[torch.device]:

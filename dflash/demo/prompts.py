@@ -1,27 +1,21 @@
 """A narrow, predictable domain: what a small drafter can learn in a minute or two on a CPU."""
 
-VERBS = ("sort", "count", "reverse", "print", "filter", "copy", "join", "split", "check", "merge")
-OBJECTS = (
-    "a list of words",
-    "a list of numbers",
-    "the lines of a file",
-    "the keys of a dictionary",
-    "the characters of a string",
-    "the rows of a table",
-    "a list of names",
-    "a list of dates",
-    "the items of a set",
-)
-# Every sixth prompt is held out: no verb and no object is new to the drafter, each pair is.
-HELD_OUT_EVERY = 6
+TASKS = ("adds {} to a number", "multiplies a number by {}", "subtracts {} from a number")
+NUMBERS = range(2, 26)
+# Every fifth number is held out, with all its tasks: the drafter never sees it.
+HELD_OUT_EVERY = 5
 
 
 def prompts() -> tuple[list[str], list[str]]:
     """The prompts to train on, and those to measure on."""
-    pairs = [(verb, thing) for verb in VERBS for thing in OBJECTS]
-    texts = [
-        f"Write a Python function that can {verb} {thing}. Give the code only."
-        for verb, thing in pairs
+    held_out = [n for n in NUMBERS if n % HELD_OUT_EVERY == 1]
+    learned = [n for n in NUMBERS if n not in held_out]
+    return _texts(learned), _texts(held_out)
+
+
+def _texts(numbers: list[int]) -> list[str]:
+    return [
+        f"Write a Python function that {task.format(number)}. Give the code only."
+        for number in numbers
+        for task in TASKS
     ]
-    held_out = texts[HELD_OUT_EVERY - 1 :: HELD_OUT_EVERY]
-    return [text for text in texts if text not in held_out], held_out

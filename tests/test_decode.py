@@ -1,0 +1,315 @@
+"""Speculative decoding: the target's own text, and the same tau replayed as decoded."""
+
+import pytest
+import torch
+
+from dflash import decode
+from dflash.anchors import make_blocks
+from dflash.batches import pack
+from dflash.data.completions import Completion
+from dflash.decode import (
+    Decoded,
+    Verifier,
+    acceptance_length,
+    agreeing,
+    divergence,
+    propose,
+    replay,
+    speculate,
+)
+from dflash.drafter import build_drafter, drafter_config
+from dflash.losses import Objective, block_losses
+from dflash.target import Target
+
+CPU = torch.device("cpu")
+MASK = 3
+LONG = 28
+TEXTS = ("def __init__(self, name):\n    self.", "import os\nimport sys\n\n", "for i in range(")
+
+
+@torch.no_grad()
+def greedy(model, prompt, count, eos=()):
+    """The oracle: one token at a time, without a cache."""
+    tokens = list(prompt)
+    while len(tokens) < len(prompt) + count and tokens[-1] not in eos:
+        tokens.append(int(model(torch.tensor([tokens])).logits[0, -1].argmax()))
+    return tokens[len(prompt) :]
+
+
+def completion(prompt, written):
+    mask = [0] * len(prompt) + [1] * len(written)
+    return Completion("0", "", [*prompt, *written], mask)
+
+
+def new_drafter(model, block_size, seed=0):
+    shape = drafter_config(
+        model.config,
+        num_draft_layers=2,
+        block_size=block_size,
+        mask_token_id=MASK,
+        target_layer_ids=(1, 3),
+        sliding_window=0,
+    )
+    return build_drafter(shape, seed=seed, device=CPU)
+
+
+def perturbed(model, block_size):
+    """A drafter whose weights are far from its first ones: its drafts vary with the position."""
+    drafter = new_drafter(model, block_size)
+    random = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for parameter in drafter.parameters():
+            parameter.add_(0.2 * torch.randn(parameter.shape, generator=random))
+    return drafter
+
+
+@pytest.fixture(scope="module")
+def target(tiny_model):
+    return Target(tiny_model, (1, 3))
+
+
+@pytest.fixture(scope="module")
+def prompts(tiny_tokenizer):
+    return [tiny_tokenizer(text)["input_ids"] for text in TEXTS]
+
+
+@pytest.fixture(scope="module")
+def written(tiny_model, prompts):
+    """The target's greedy continuation of each prompt."""
+    return [greedy(tiny_model, prompt, LONG) for prompt in prompts]
+
+
+def as_in_training(target, prompt, written):
+    """(blocks, drafter -> hidden states) with an anchor at every position, laid out by training."""
+    everything = torch.ones(len(prompt) + len(written), dtype=torch.bool)
+    rows = [(torch.tensor(prompt + written), everything)]
+    tokens_T, mask_T, lengths, document_T, position_T = pack(rows)
+    anchor_N = torch.arange(len(prompt), len(tokens_T) - 1)
+    blocks = make_blocks(
+        tokens_T, mask_T, document_T, anchor_N, block_size=5, mask_token_id=MASK, gamma=4.0
+    )
+    features_TF, _ = target.hidden(tokens_T, lengths, final=False)
+    inputs_PD = target.head.embedding_VD[blocks.inputs_NB.flatten()]
+    return blocks, lambda drafter: drafter(inputs_PD, features_TF, document_T, position_T, anchor_N)
+
+
+@pytest.fixture(scope="module")
+def trained(target, prompts, written):
+    """A drafter that has learnt the first completion."""
+    drafter = new_drafter(target.model, block_size=5)
+    optimizer = torch.optim.AdamW(drafter.parameters(), lr=1e-2)
+    blocks, forward = as_in_training(target, prompts[0], written[0])
+    head_VD = target.head.head_VD
+    for _ in range(60):
+        main, _, sums = block_losses(
+            forward(drafter), head_VD, blocks.labels_NB, blocks.weights_NB, Objective(0, 1, 0)
+        )
+        optimizer.zero_grad()
+        (main / sums.weight).backward()
+        optimizer.step()
+    return drafter
+
+
+def check_replay(target, drafter, prompt, expected, eos=()):
+    """Decode and replay; both must agree with each other and with the target."""
+    head = target.head
+    decoded = speculate(
+        target, drafter, head, prompt, max_new_tokens=len(expected), eos_token_ids=eos
+    )
+    replayed = replay(target, drafter, head, completion(prompt, expected))
+    assert decoded.tokens == expected
+    assert sum(decoded.steps) == len(expected) - 1
+    assert replayed == decoded
+    return decoded
+
+
+@pytest.mark.parametrize("block_size", [2, 4, 7])
+@pytest.mark.parametrize("make", [new_drafter, perturbed])
+def test_replay_equals_decoding_and_the_text_is_the_targets(
+    target, prompts, written, make, block_size
+):
+    drafter = make(target.model, block_size)
+    for prompt, expected in zip(prompts, written, strict=True):
+        check_replay(target, drafter, prompt, expected)
+
+
+def test_a_trained_drafter_is_accepted_and_changes_nothing(target, trained, prompts, written):
+    decoded = check_replay(target, trained, prompts[0], written[0])
+    assert decoded.acceptance_length > 1.7
+    assert len(set(decoded.steps)) > 1
+
+
+def knowing(full, wrong_at):
+    """Stands for `propose`: the right tokens, but for the (anchor, slot) pairs in `wrong_at`."""
+
+    def proposing(drafter, head, features_TF, tokens_T, anchor_N):
+        drafts = []
+        for anchor in anchor_N.tolist():
+            assert len(features_TF) >= anchor  # all that the anchor may see
+            right = [*full[anchor + 1 : anchor + drafter.config.block_size], *[MASK] * 10]
+            draft = right[: drafter.config.block_size - 1]
+            for slot in range(len(draft)):
+                if (anchor, slot) in wrong_at:
+                    draft[slot] = (draft[slot] + 1) % 64  # another one, of any vocabulary
+            drafts.append(draft)
+        return torch.tensor(drafts)
+
+    return proposing
+
+
+@pytest.mark.parametrize("share_wrong", [0.0, 0.1, 0.4, 1.0])
+@pytest.mark.parametrize("count", [1, 2, 3, 17, LONG])
+def test_steps_with_drafts_of_any_quality(
+    target, prompts, written, monkeypatch, share_wrong, count
+):
+    prompt, expected = prompts[0], written[0][:count]
+    random = torch.Generator().manual_seed(count)
+    wrong = torch.rand(100, 4, generator=random) < share_wrong
+    full = prompt + written[0]
+    monkeypatch.setattr(decode, "propose", knowing(full, set(map(tuple, wrong.nonzero().tolist()))))
+    decoded = check_replay(target, new_drafter(target.model, 5), prompt, expected)
+    if share_wrong == 1.0:
+        assert decoded.steps == [1] * (count - 1)
+    if share_wrong == 0.0:
+        whole, rest = divmod(count - 1, 5)
+        assert decoded.steps == [5] * whole + [rest] * (rest > 0)
+
+
+def test_steps_by_hand(target, prompts, written, monkeypatch):
+    prompt, full = prompts[0], prompts[0] + written[0]
+    first = len(prompt)
+    # Block 4: the first step is right in slots 0 and 1, the second in none, the third in all.
+    wrong = {(first, 2), (first + 3, 0)}
+    monkeypatch.setattr(decode, "propose", knowing(full, wrong))
+    decoded = check_replay(target, new_drafter(target.model, 4), prompt, written[0][:9])
+    assert decoded.steps == [3, 1, 4]
+    assert decoded.acceptance_length == pytest.approx(8 / 3)
+
+
+@pytest.mark.parametrize("where", [0, 1, 5, 12])
+def test_decoding_ends_with_the_first_end_token(target, prompts, written, monkeypatch, where):
+    prompt, text = prompts[1], written[1]
+    eos = [text[where], 2047]
+    expected = text[: text.index(text[where]) + 1]
+    for drafter in (new_drafter(target.model, 5), perturbed(target.model, 5)):
+        decoded = speculate(
+            target, drafter, target.head, prompt, max_new_tokens=LONG, eos_token_ids=eos
+        )
+        assert decoded.tokens == expected == greedy(target.model, prompt, LONG, eos)
+    # Also in the middle of a draft that goes on after it.
+    monkeypatch.setattr(decode, "propose", knowing(prompt + text, set()))
+    decoded = speculate(
+        target, drafter, target.head, prompt, max_new_tokens=LONG, eos_token_ids=eos
+    )
+    assert decoded.tokens == expected
+    assert decoded == replay(target, drafter, target.head, completion(prompt, expected))
+
+
+def test_a_completion_of_one_token_has_no_step(target, prompts, written):
+    drafter = new_drafter(target.model, 4)
+    replayed = replay(target, drafter, target.head, completion(prompts[0], written[0][:1]))
+    assert replayed == Decoded(written[0][:1], [])
+    assert replayed.acceptance_length == 1.0
+
+
+def test_replaying_in_parts_changes_nothing(target, trained, prompts, written, monkeypatch):
+    done = completion(prompts[0], written[0])
+    whole = replay(target, trained, target.head, done)
+    monkeypatch.setattr(decode, "BLOCKS_PER_PASS", 7)
+    assert replay(target, trained, target.head, done) == whole
+
+
+def test_a_draft_is_the_argmax_of_what_training_computes(target, trained, prompts, written):
+    blocks, forward = as_in_training(target, prompts[0], written[0])
+    with torch.no_grad():
+        logits_PV = forward(trained) @ target.head.head_VD.T
+    expected = logits_PV.argmax(-1).view_as(blocks.labels_NB)[:, 1:]
+    tokens_T = torch.tensor(prompts[0] + written[0])
+    features_TF, _ = target.hidden(tokens_T, [len(tokens_T)], final=False)
+    assert propose(trained, target.head, features_TF, tokens_T, blocks.anchor_N).equal(expected)
+
+
+def test_a_draft_sees_nothing_at_or_after_its_anchor(target, trained, prompts, written):
+    tokens_T = torch.tensor(prompts[0] + written[0])
+    features_TF, _ = target.hidden(tokens_T, [len(tokens_T)], final=False)
+    anchor_N = torch.tensor([15])
+    expected = propose(trained, target.head, features_TF, tokens_T, anchor_N)
+    less = propose(trained, target.head, features_TF[:15], tokens_T[:16], anchor_N)
+    assert less.equal(expected)
+    features_TF[15:] = torch.randn_like(features_TF[15:])
+    assert propose(trained, target.head, features_TF, tokens_T, anchor_N).equal(expected)
+
+
+def verifier_of(target, monkeypatch, cached):
+    monkeypatch.setattr(decode, "_can_roll_back", lambda target: cached)
+    return Verifier(target)
+
+
+def test_a_verifier_with_a_cache_equals_one_without(target, monkeypatch, prompts):
+    cached, bare = (verifier_of(target, monkeypatch, cached) for cached in (True, False))
+    ids = prompts[0]
+    for verifier in (cached, bare):
+        verifier.extend(ids)
+    for added, kept in (([5, 6, 7, 8], 2), ([9], 1), ([10, 11, 12], 0), ([13, 14], 2)):
+        logits = [verifier.extend(added) for verifier in (cached, bare)]
+        assert logits[0].shape == (len(added), 2048)
+        torch.testing.assert_close(*logits, rtol=1e-4, atol=1e-4)
+        ids = ids + added[:kept]
+        for verifier in (cached, bare):
+            verifier.keep(len(ids))
+        expected, _ = target.hidden(torch.tensor(ids), [len(ids)], final=False)
+        for verifier in (cached, bare):
+            torch.testing.assert_close(verifier.features_TF, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_only_full_attention_can_be_rolled_back(target, hybrid_model):
+    assert decode._can_roll_back(target)
+    assert not decode._can_roll_back(Target(hybrid_model, (1, 3)))
+
+
+@pytest.mark.parametrize("make", [new_drafter, perturbed])
+def test_a_hybrid_target_is_decoded_without_loss(hybrid_model, make, monkeypatch):
+    target = Target(hybrid_model, (1, 3))
+    prompt = [7, 8, 9, 10]
+    expected = greedy(hybrid_model, prompt, 20)
+    assert len(set(expected)) > 3
+    drafter = make(hybrid_model, 4)
+    check_replay(target, drafter, prompt, expected)
+    # Rejected drafts after accepted ones must not stay in the state.
+    wrong = {(anchor, anchor % 4) for anchor in range(40)}
+    monkeypatch.setattr(decode, "propose", knowing(prompt + expected, wrong))
+    decoded = check_replay(target, drafter, prompt, expected)
+    assert decoded.acceptance_length > 1.5
+
+
+def test_agreement_is_counted_up_to_the_first_difference():
+    assert agreeing([1, 2, 3], [1, 2, 3]) == 3
+    assert agreeing([1, 2, 3], [1, 9, 3]) == 1
+    assert agreeing([9], [1]) == 0
+    assert agreeing([1, 2], [1, 2, 3]) == agreeing([1, 2, 3], [1, 2]) == 2
+    assert agreeing([], [1]) == 0
+
+
+def test_tau_is_a_mean_of_means():
+    decoded = [Decoded([0] * 9, [4, 4]), Decoded([0] * 3, [1] * 2), Decoded([0], [])]
+    assert acceptance_length(decoded) == pytest.approx((4 + 1 + 1) / 3)
+
+
+def test_the_targets_own_text_does_not_diverge(target, prompts, written):
+    assert divergence(target, prompts[0], written[0], written[0]) is None
+
+
+@pytest.mark.parametrize("index", [0, 7])
+def test_a_divergence_says_where_and_how_near_the_choice_was(target, prompts, written, index):
+    text = written[0]
+    other = [*text[:index], text[index] + 1, *text[index + 1 :]]
+    found = divergence(target, prompts[0], other, text)
+    with torch.no_grad():
+        logits_V = target.model(torch.tensor([prompts[0] + text[:index]])).logits[0, -1]
+    first, second = logits_V.topk(2).values.tolist()
+    assert found.index == index
+    assert found.top2_gap == pytest.approx(first - second, abs=1e-4)
+
+
+def test_a_text_that_ends_early_diverges_at_its_end(target, prompts, written):
+    assert divergence(target, prompts[0], written[0][:5], written[0]).index == 5

@@ -1,0 +1,178 @@
+"""The schedule, and a step whose result does not depend on how it was cut."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from dflash.config import OptimizerConfig
+from dflash.losses import LossSums, Objective, Teacher, block_losses
+from dflash.optim import Gradients, NonFiniteError, Schedule, apply_step, make_optimizer
+
+CPU = torch.device("cpu")
+BLOCK, VOCAB, HIDDEN, BLOCKS = 3, 7, 5, 8
+FULL = Objective(kl_weight=0.3, kl_temperature=2.0, cap_lambda=0.5)
+
+
+def test_warm_up_then_cosine():
+    schedule = Schedule(peak_lr=1.0, warmup_ratio=0.2, total_steps=10)
+    expected = [0.5, 1.0, *(0.5 * (1 + math.cos(math.pi * i / 8)) for i in range(8))]
+    assert [schedule.lr(step) for step in range(10)] == pytest.approx(expected)
+    assert schedule.lr(10) == pytest.approx(0.0)
+
+
+def test_a_part_of_a_step_of_warm_up_is_a_step_of_it():
+    assert Schedule(1.0, 0.04, 30).lr(0) == 0.5
+    assert Schedule(1.0, 0.04, 30).lr(1) == 1.0
+
+
+def test_no_warm_up_starts_at_the_peak():
+    assert Schedule(3.0, 0.0, 4).lr(0) == 3.0
+
+
+def test_a_single_step_is_taken_at_the_peak():
+    assert Schedule(3.0, 0.04, 1).lr(0) == 3.0
+
+
+@pytest.fixture
+def case():
+    """(model, blocks -> block_losses of them): a linear 'drafter' in float64."""
+    random = torch.Generator().manual_seed(0)
+
+    def draw(*shape):
+        return torch.randn(*shape, generator=random).double()
+
+    model = nn.Sequential(nn.Linear(HIDDEN, HIDDEN), nn.Tanh()).double()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(draw(*parameter.shape))
+    inputs_PD, head_VD, teacher_TD = draw(BLOCKS * BLOCK, HIDDEN), draw(VOCAB, HIDDEN), draw(9, 5)
+    best_NB = (model(inputs_PD) @ head_VD.T).argmax(-1).view(BLOCKS, BLOCK)
+    labels_NB = torch.randint(VOCAB, (BLOCKS, BLOCK), generator=random)
+    labels_NB[::2] = best_NB[::2]
+    # Blocks weigh differently, so that a mean of means would not be the mean.
+    weights_NB = torch.rand(BLOCKS, BLOCK, generator=random).double()
+    weights_NB *= torch.arange(1, BLOCKS + 1)[:, None]
+    row_P = torch.randint(9, (BLOCKS * BLOCK,), generator=random)
+
+    def losses(blocks):
+        slots = slice(blocks.start * BLOCK, blocks.stop * BLOCK)
+        return block_losses(
+            model(inputs_PD[slots]),
+            head_VD,
+            labels_NB[blocks],
+            weights_NB[blocks],
+            FULL,
+            Teacher(teacher_TD, row_P[slots]),
+        )
+
+    def plain():
+        """The normalised loss over all blocks, from its formula."""
+        logits_PV = model(inputs_PD) @ head_VD.T
+        log_q_PV = logits_PV.log_softmax(-1)
+        labels_P, weights_P = labels_NB.flatten(), weights_NB.flatten()
+        p_PV = (teacher_TD[row_P] @ head_VD.T / 2).softmax(-1)
+        kl_P = 4 * (p_PV * (p_PV.log() - (logits_PV / 2).log_softmax(-1))).sum(-1)
+        ce_P = -log_q_PV.gather(1, labels_P[:, None])[:, 0]
+        right_P = weights_P * (logits_PV.argmax(-1) == labels_P)
+        entropy_P = -(log_q_PV.exp() * log_q_PV).sum(-1)
+        main = (weights_P * (ce_P + 0.3 * kl_P)).sum() / weights_P.sum()
+        return main + 0.5 * (right_P * entropy_P).sum() / right_P.sum()
+
+    return model, losses, plain
+
+
+@pytest.mark.parametrize(
+    ("replicas", "grad_accum"), [(1, 1), (1, 4), (2, 2), (4, 1), (1, 8), (8, 1)]
+)
+def test_the_gradient_does_not_depend_on_how_the_step_was_cut(case, replicas, grad_accum):
+    model, losses, plain = case
+    size = BLOCKS // (replicas * grad_accum)
+    parts, sums = [], LossSums.zero(BLOCK, CPU)
+    for rank in range(replicas):
+        part = Gradients.zeros(model, with_cap=True)
+        for i in range(grad_accum):
+            start = (rank * grad_accum + i) * size
+            main, cap, of_batch = losses(slice(start, start + size))
+            part.add(main, cap, model)
+            sums += of_batch
+        parts.append(part)
+    got = Gradients.total(parts, CPU).normalised(sums, FULL.cap_lambda)
+
+    expected = torch.autograd.grad(plain(), list(model.parameters()))
+    torch.testing.assert_close(got, list(expected), rtol=1e-10, atol=1e-13)
+
+
+def test_without_a_correct_slot_cap_is_left_out():
+    gradients = Gradients([torch.ones(2)], [torch.zeros(2)])
+    sums = LossSums.zero(BLOCK, CPU)
+    sums.weight.fill_(4.0)
+    assert gradients.normalised(sums, 0.5)[0].tolist() == [0.25, 0.25]
+
+
+def test_the_total_leaves_the_replicas_gradients_alone():
+    parts = [Gradients([torch.full((2,), float(i))], None) for i in (1, 2, 4)]
+    assert Gradients.total(parts, CPU).main[0].tolist() == [7.0, 7.0]
+    assert [part.main[0].tolist() for part in parts] == [[1.0] * 2, [2.0] * 2, [4.0] * 2]
+    assert Gradients.total(parts, CPU).cap is None
+
+
+def test_weight_decay_falls_on_matrices_only():
+    model = nn.Sequential(nn.Linear(3, 2), nn.RMSNorm(2))
+    optimizer = make_optimizer(model, OptimizerConfig(weight_decay=0.5))
+    decay = {id(p): g["weight_decay"] for g in optimizer.param_groups for p in g["params"]}
+    assert [decay[id(p)] for p in model.parameters()] == [0.5, 0.0, 0.0]
+
+    model[0].weight.data.fill_(1.0)
+    before = [p.detach().clone() for p in model.parameters()]
+    zeros = [torch.zeros_like(p) for p in model.parameters()]
+    apply_step(model, optimizer, zeros, lr=0.1, clip=1.0, step=0)
+    after = list(model.parameters())
+    torch.testing.assert_close(after[0], 0.95 * before[0])
+    assert after[1].equal(before[1]) and after[2].equal(before[2])
+
+
+def test_a_step_equals_adamw_written_down():
+    model = nn.Linear(2, 1, bias=False)
+    model.weight.data = torch.tensor([[1.0, -2.0]])
+    optimizer = make_optimizer(model, OptimizerConfig(weight_decay=0.1, lr=1.0))
+    norm = apply_step(model, optimizer, [torch.tensor([[3.0, 4.0]])], lr=0.01, clip=1.0, step=0)
+    # The first step of Adam is the gradient's sign; decay pulls by lr x 0.1.
+    assert norm == pytest.approx(5.0)
+    assert model.weight.tolist()[0] == pytest.approx([1.0 - 0.001 - 0.01, -2.0 + 0.002 - 0.01])
+    assert model.weight.grad is None
+    moment = optimizer.state[model.weight]["exp_avg"]
+    assert moment.tolist()[0] == pytest.approx([0.1 * 0.6, 0.1 * 0.8])  # clipped to norm 1
+
+
+@pytest.mark.parametrize(("clip", "scale"), [(0.0, 1.0), (2.5, 0.5), (10.0, 1.0)])
+def test_the_gradient_is_clipped_to_the_norm_and_0_is_no_clipping(clip, scale):
+    model = nn.Linear(2, 1, bias=False)
+    optimizer = make_optimizer(model, OptimizerConfig())
+    gradient = torch.tensor([[3.0, 4.0]])
+    assert apply_step(model, optimizer, [gradient], lr=0.1, clip=clip, step=0) == pytest.approx(5)
+    moment = optimizer.state[model.weight]["exp_avg"]
+    torch.testing.assert_close(moment, 0.1 * scale * torch.tensor([[3.0, 4.0]]), rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("clip", [0.0, 1.0])
+def test_a_gradient_that_is_not_finite_changes_nothing(bad, clip):
+    model = nn.Linear(2, 2)
+    optimizer = make_optimizer(model, OptimizerConfig())
+    good = [torch.ones_like(p) for p in model.parameters()]
+    apply_step(model, optimizer, good, lr=0.1, clip=clip, step=0)
+    before = [p.detach().clone() for p in model.parameters()]
+    moments = [optimizer.state[p]["exp_avg"].clone() for p in model.parameters()]
+
+    worse = [torch.ones_like(p) for p in model.parameters()]
+    worse[1][0] = bad
+    with pytest.raises(NonFiniteError, match=r"step 8: the gradient's norm is (nan|inf)") as caught:
+        apply_step(model, optimizer, worse, lr=0.1, clip=clip, step=7)
+    assert "--resume" in caught.value.remedy
+    assert all(p.equal(b) for p, b in zip(model.parameters(), before, strict=True))
+    assert all(
+        optimizer.state[p]["exp_avg"].equal(m)
+        for p, m in zip(model.parameters(), moments, strict=True)
+    )
