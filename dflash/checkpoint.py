@@ -25,6 +25,7 @@ from dflash.drafter import Drafter, DrafterConfig
 from dflash.errors import CheckpointError
 
 log = logging.getLogger(__name__)
+TRAINING_KINDS = ("weight", "step", "exp_avg", "exp_avg_sq")
 FILES = ("config.json", "model.safetensors", "training.safetensors", "state.json")
 
 
@@ -47,6 +48,8 @@ class TrainingState:
     def restore(self, drafter: Drafter, optimizer: torch.optim.Optimizer) -> None:
         """Load float32 weights and optimizer moments, bit for bit."""
         tensors = load_file(self.directory / "training.safetensors")
+        names = {f"{kind}.{n}" for n, _ in drafter.named_parameters() for kind in TRAINING_KINDS}
+        _check_names(self.directory, set(tensors), names)
         with torch.no_grad():
             for name, parameter in drafter.named_parameters():
                 parameter.copy_(tensors[f"weight.{name}"])
@@ -128,6 +131,8 @@ def load_model(directory: Path, device: torch.device | str = "cpu") -> Drafter:
 
     Uses the float32 weights where the checkpoint has them, else the bfloat16 ones.
     """
+    if not (directory / "config.json").is_file():
+        raise CheckpointError(f"{directory} is not a checkpoint: no config.json")
     config = _drafter_config(json.loads((directory / "config.json").read_text(encoding="utf-8")))
     with torch.device("meta"):
         drafter = Drafter(config)
@@ -233,7 +238,7 @@ def _weights(drafter: nn.Module) -> Iterator[tuple[str, Tensor]]:
 def _training_tensors(drafter: Drafter, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     tensors = {f"weight.{name}": tensor for name, tensor in _weights(drafter)}
     for name, parameter in drafter.named_parameters():
-        for key in ("step", "exp_avg", "exp_avg_sq"):
+        for key in TRAINING_KINDS[1:]:
             tensors[f"{key}.{name}"] = optimizer.state[parameter][key].cpu().contiguous()
     return tensors
 

@@ -174,6 +174,8 @@ class Verifier:
 
 
 def _can_roll_back(target: Target) -> bool:
+    if getattr(target.model, "_is_stateful", False):
+        return False
     kinds = getattr(target.text_config, "layer_types", None) or ["full_attention"]
     return set(kinds) == {"full_attention"}
 

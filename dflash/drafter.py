@@ -221,6 +221,7 @@ def drafter_config(
     """The drafter that fits a target, from its (text) config of the transformers library."""
     heads = text_config.num_attention_heads
     rope = getattr(text_config, "rope_parameters", None) or {}
+    rope = rope.get("full_attention", rope)  # some targets have one for each kind of layer
     layers = text_config.num_hidden_layers
     return DrafterConfig(
         hidden_size=text_config.hidden_size,

@@ -99,11 +99,11 @@ def block_losses(
 
 def _sums(parts_P5: Tensor, correct_NB: Tensor, asked_NB: Tensor) -> LossSums:
     scalars = parts_P5.double().sum(0).unbind()
-    right_NB = correct_NB & asked_NB
     # Slot 0 is the anchor: it is never asked and never breaks a prefix.
-    prefix_NB = torch.cat([torch.ones_like(right_NB[:, :1]), right_NB[:, 1:]], dim=1).cumprod(1)
+    anchor_N1 = torch.ones_like(correct_NB[:, :1])
+    prefix_NB = torch.cat([anchor_N1, correct_NB[:, 1:]], dim=1).cumprod(1)
     prefix_NB = prefix_NB.bool() & asked_NB
-    slots = [asked_NB.sum(0), right_NB.sum(0), prefix_NB.sum(0)]
+    slots = [asked_NB.sum(0), correct_NB.sum(0), prefix_NB.sum(0)]
     return LossSums(*scalars, *slots)
 
 

@@ -42,7 +42,9 @@ def check_loggers(config: TrainConfig) -> None:
         "tensorboard": config.logging.tensorboard,
     }
     for package, asked in wanted.items():
-        if asked and importlib.util.find_spec(package) is None:
+        # A bare folder of that name in the working directory is a spec too, without an origin.
+        spec = importlib.util.find_spec(package) if asked else None
+        if asked and (spec is None or spec.origin is None):
             raise MissingExtraError(package, package)
 
 

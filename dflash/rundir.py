@@ -66,16 +66,17 @@ class RunDirectory:
     def reporter(self, first_step: int, total_steps: int) -> Reporter:
         """Every sink that was asked for."""
         logs = self.config.logging
-        sinks: list[Sink] = [JsonlSink(self.path / "metrics.jsonl")]
-        if self._shows_bar():
-            sinks.append(BarSink(self.console, first_step, total_steps))
-        else:
-            sinks.append(LinesSink(first_step, total_steps, logs.log_interval))
+        sinks: list[Sink] = []
         if logs.wandb_project:
             config = self.config.to_dict()
             sinks.append(WandbSink(logs.wandb_project, logs.wandb_run_name, self.path, config))
         if logs.tensorboard:
             sinks.append(TensorBoardSink(self.path / "tensorboard"))
+        sinks.append(JsonlSink(self.path / "metrics.jsonl", first_step))
+        if self._shows_bar():
+            sinks.append(BarSink(self.console, first_step, total_steps))
+        else:
+            sinks.append(LinesSink(first_step, total_steps, logs.log_interval))
         return Reporter(sinks)
 
     def _shows_bar(self) -> bool:

@@ -34,7 +34,13 @@ class Sink(Protocol):
 class JsonlSink:
     """One JSON object per step, appended and flushed."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, first_step: int) -> None:
+        """A resumed run appends, and repeats the steps since its checkpoint: the last row counts.
+
+        A fresh run puts the file of an earlier one aside, as `metrics.jsonl.old`.
+        """
+        if first_step == 0 and path.exists():
+            path.replace(path.with_name(f"{path.name}.old"))
         self._file = path.open("a", encoding="utf-8")
 
     def step(self, metrics: StepMetrics) -> None:
@@ -50,10 +56,13 @@ class LinesSink:
 
     def __init__(self, first_step: int, total_steps: int, interval: int) -> None:
         self._total, self._interval = total_steps, interval
-        self._first_step, self._started_s = first_step, time.monotonic()
+        self._first_step = first_step
+        self._started_s: float | None = None
 
     def step(self, metrics: StepMetrics) -> None:
         done = metrics.step - self._first_step
+        if self._started_s is None:  # not earlier: start-up says nothing about the steps
+            self._started_s = time.monotonic() - metrics.seconds
         if done == 1 or metrics.step % self._interval == 0 or metrics.step == self._total:
             per_step_s = (time.monotonic() - self._started_s) / done
             log.info(metrics.line(self._total, per_step_s * (self._total - metrics.step)))

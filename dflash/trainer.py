@@ -156,12 +156,12 @@ class Run:
 
     def _outcome(self, stop: StopRequest, reason: str | None) -> int:
         total, output = self.plan.total_steps, self.config.run.output_dir
-        if stop.stopped_after is not None:
+        if stop.stopped_after is not None and stop.stopped_after < total:
             log.warning(
                 "stopped at step %d of %d; resume with --resume auto", stop.stopped_after, total
             )
             return Exit.STOPPED
-        if reason is not None:
+        if reason is not None and stop.stopped_after is None:
             log.error("%s; resume from the last checkpoint with --resume auto", reason)
             return Exit.INTERRUPTED
         log.info("finished: %d steps, in %s", total, output)

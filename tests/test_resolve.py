@@ -4,6 +4,7 @@ import importlib.util
 import json
 import logging
 import shutil
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -73,7 +74,9 @@ def test_a_logger_that_is_not_installed_is_refused(train_config, monkeypatch, pa
     assert f"pip install 'dflash-diag[{package}]'" in caught.value.remedy
     check_loggers(train_config())  # nobody asked
 
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: SimpleNamespace(origin="somewhere")
+    )
     check_loggers(train_config(logging=options))
 
 

@@ -5,6 +5,7 @@ import json
 import logging
 import sys
 import types
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -96,7 +97,7 @@ def test_the_reporter_adds_stalls_and_queues():
 def test_jsonl_has_one_object_per_step_at_once_and_is_appended_to(tmp_path):
     path = tmp_path / "metrics.jsonl"
     for start in (1, 3):
-        sink = JsonlSink(path)
+        sink = JsonlSink(path, first_step=start - 1)
         for number in (start, start + 1):
             sink.step(step(number, stall={"target": 0.25}, queue={"batches": (1, 2)}))
             last = json.loads(path.read_text().splitlines()[-1])
@@ -106,6 +107,16 @@ def test_jsonl_has_one_object_per_step_at_once_and_is_appended_to(tmp_path):
     assert [row["step"] for row in rows] == [1, 2, 3, 4]
     assert (rows[0]["stall"], rows[0]["queue"]) == ({"target": 0.25}, {"batches": [1, 2]})
     assert (rows[0]["tokens_per_s"], rows[0]["accuracy"]) == (200, [0.5, 0.25, 0.0])
+
+
+def test_a_fresh_run_puts_the_metrics_of_an_earlier_one_aside(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    for number in (7, 1):
+        sink = JsonlSink(path, first_step=0)
+        sink.step(step(number))
+        sink.close()
+    kept = [json.loads(file.read_text())["step"] for file in (tmp_path / "metrics.jsonl.old", path)]
+    assert kept == [7, 1]
 
 
 def lines_of(caplog, first_step, total, interval):
@@ -126,11 +137,12 @@ def test_lines_show_the_first_every_tenth_and_the_last(caplog, first_step, shown
 
 
 def test_lines_estimate_the_time_left_from_this_runs_own_steps(caplog, monkeypatch):
-    now_s = iter([0.0, 2.0, 8.0])  # at the start, after step 101, after step 104
+    # When step 101 has ended (twice: it took 2 s, by its own account), and step 104.
+    now_s = iter([2.0, 2.0, 8.0])
     monkeypatch.setattr("dflash.sinks.time.monotonic", lambda: next(now_s))
     sink = LinesSink(first_step=100, total_steps=104, interval=1)
     with caplog.at_level(logging.INFO, "dflash"):
-        sink.step(step(101))
+        sink.step(replace(step(101), seconds=2.0))
         sink.step(step(104))
     assert [line.getMessage().split("eta ")[1] for line in caplog.records] == ["0:00:06", "0:00:00"]
 

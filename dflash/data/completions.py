@@ -44,7 +44,8 @@ class Completion:
     @property
     def prompt_length(self) -> int:
         """Tokens before the first supervised one."""
-        return next((i for i, supervised in enumerate(self.loss_mask) if supervised), 0)
+        ones = (i for i, supervised in enumerate(self.loss_mask) if supervised)
+        return next(ones, len(self.loss_mask))
 
 
 class Completions:

@@ -1,5 +1,6 @@
 """A drafter really learns; a mask that leaks looks better and is worse."""
 
+import math
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 from dflash import attention
 from dflash.checkpoint import load_model
 from dflash.config import TrainConfig
-from dflash.data.completions import Completions
+from dflash.data.completions import Completion, Completions, write_completions
 from dflash.decode import acceptance_length, replay
 from dflash.drafter import build_drafter
 from dflash.target import load_target
@@ -24,18 +25,20 @@ def held_out_tau(drafter, directory: Path, target_dir: str) -> float:
 
 
 def trained(options, losses):
-    """Train; returns the drafter and the mean loss of the first and the last three steps."""
+    """Train; returns the drafter and the mean loss of the last ten steps."""
     assert train(TrainConfig.from_dict(options)) == 0
     by_step = list(losses().values())
     drafter = load_model(max(Path(options["run"]["output-dir"]).glob("step-*")))
-    return drafter, sum(by_step[:3]) / 3, sum(by_step[-3:]) / 3
+    return drafter, sum(by_step[-10:]) / 10
 
 
 def test_learning_and_the_leaking_control(options, losses, completions, tmp_path, monkeypatch):
-    options["optimizer"].update({"epochs": 10, "lr": 4e-3})
-    options["objective"]["max-anchors"] = 24
-    options["devices"]["drafter-gpus"] = "cpu,cpu"
-    drafter, first_loss, last_loss = trained(options, losses)
+    options["optimizer"].update({"epochs": 12, "lr": 6e-3})
+    # Every supervised token an anchor: then every label stands in some other block's slot 0.
+    options["objective"]["max-anchors"] = 64
+    options["data"]["max-batch-size"] = 2
+    options["logging"]["log-interval"] = 100
+    drafter, loss = trained(options, losses)
     untrained = build_drafter(drafter.config, seed=0, device=torch.device("cpu"))
     target = options["model"]["target-model"]
     tau = held_out_tau(drafter, completions / "heldout", target)
@@ -48,15 +51,16 @@ def test_learning_and_the_leaking_control(options, losses, completions, tmp_path
     with monkeypatch.context() as patch:
         patch.setattr(attention, "_own_block_mask", everything)
         options["run"]["output-dir"] = str(tmp_path / "leaking")
-        leaking, _, leaking_loss = trained(options, losses)
+        leaking, leaking_loss = trained(options, losses)
     tau_leaking = held_out_tau(leaking, completions / "heldout", target)
 
-    print(f"loss {first_loss:.2f} -> {last_loss:.2f}, leaking {leaking_loss:.2f}; held-out tau:")
-    print(f"untrained {tau_untrained:.2f}, trained {tau:.2f}, leaking {tau_leaking:.2f}")
-    assert last_loss < 0.5 * first_loss
-    assert tau > tau_untrained + 0.4
-    assert leaking_loss < last_loss
-    assert tau_leaking < tau - 0.2
+    print(f"loss {loss:.2f}, leaking {leaking_loss:.2f}; held-out tau: untrained")
+    print(f"{tau_untrained:.2f}, trained {tau:.2f}, leaking {tau_leaking:.2f}")
+    guessing = math.log(drafter.config.vocab_size)
+    assert loss < 0.3 * guessing
+    assert tau > tau_untrained + 0.8
+    assert leaking_loss < loss
+    assert tau_leaking < tau - 0.8
 
 
 @pytest.mark.parametrize("soft", [False, True])
@@ -85,3 +89,18 @@ def test_a_run_repeats_with_any_number_of_threads(options, losses, tmp_path):
     options["run"]["output-dir"] = str(tmp_path / "other")
     assert train(TrainConfig.from_dict(options)) == 0
     assert few == losses()
+
+
+def test_a_hybrid_target_trains(options, losses, hybrid_model, tmp_path):
+    hybrid_model.save_pretrained(tmp_path / "hybrid")
+    rows = [
+        Completion(str(n), "random", [(7 * n + i) % 63 for i in range(20)], [0] * 4 + [1] * 16)
+        for n in range(8)
+    ]
+    write_completions(tmp_path / "data", rows, {})
+    options["model"].update({"target-model": str(tmp_path / "hybrid"), "mask-token-id": 63})
+    options["data"]["data-dir"] = str(tmp_path / "data")
+    options["objective"].update({"use-soft-labels": True, "cap-lambda": 0.1, "noise-start": 0.05})
+    options["optimizer"]["epochs"] = 3
+    assert train(TrainConfig.from_dict(options)) == 0
+    assert len(losses()) == 3
