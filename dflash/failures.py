@@ -18,7 +18,7 @@ def report(error: BaseException) -> int:
     leaves = list(_leaves(error))
     for number, leaf in enumerate(leaves, start=1):
         which = "" if len(leaves) == 1 else f" {number} of {len(leaves)}"
-        log.error("failure%s\n%s", which, "".join(traceback.format_exception(leaf)).rstrip())
+        log.error("failure%s\n%s", which, _described(leaf))
         if remedy := getattr(leaf, "remedy", None):
             log.error("what to do: %s", remedy)
     root = leaves[0]
@@ -35,6 +35,13 @@ def leave_stuck(error: StuckThreads) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(Exit.STUCK)
+
+
+def _described(error: BaseException) -> str:
+    """The traceback; of an error that was foreseen, only its message and notes."""
+    if isinstance(error, DflashError):
+        return "".join(traceback.format_exception_only(error)).rstrip()
+    return "".join(traceback.format_exception(error)).rstrip()
 
 
 def _leaves(error: BaseException) -> Iterator[BaseException]:

@@ -99,6 +99,7 @@ def test_a_hybrid_target_trains(options, losses, hybrid_model, tmp_path):
     ]
     write_completions(tmp_path / "data", rows, {})
     options["model"].update({"target-model": str(tmp_path / "hybrid"), "mask-token-id": 63})
+    options["model"]["target-layer-ids"] = [0, 2]
     options["data"]["data-dir"] = str(tmp_path / "data")
     options["objective"].update({"use-soft-labels": True, "cap-lambda": 0.1, "noise-start": 0.05})
     options["optimizer"]["epochs"] = 3
