@@ -99,8 +99,9 @@ def propose(
         position_T,
         anchor_N,
     )
-    asked = hidden_PD.unflatten(0, inputs_NB.shape)[:, 1:]
-    return (asked @ head.head_VD.T).argmax(-1)
+    # One flat product: a strided [N, B - 1, D] operand makes it N small ones: four times slower.
+    asked = hidden_PD.unflatten(0, inputs_NB.shape)[:, 1:].flatten(0, 1)
+    return (asked @ head.head_VD.T).argmax(-1).view(len(anchor_N), -1)
 
 
 @torch.no_grad()

@@ -102,8 +102,8 @@ def run_directory(config: TrainConfig) -> Iterator[RunDirectory]:
     handlers: list[logging.Handler] = [ConsoleHandler(console), to_file]
     root = logging.getLogger("dflash")
     root.setLevel(logging.INFO)
-    for handler in handlers:
-        handler.setFormatter(logging.Formatter(LINE))
+    for handler, clock in zip(handlers, ("%H:%M:%S", "%Y-%m-%d %H:%M:%S"), strict=True):
+        handler.setFormatter(logging.Formatter(LINE, clock))
         root.addHandler(handler)
     try:
         yield RunDirectory(path, config, console)
