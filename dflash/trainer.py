@@ -152,7 +152,7 @@ class Run:
             queued[device] += receiver.capacity
         for device, batches in queued.items():
             most_mib = batches * self.config.data.token_budget * mib_per_token
-            log.info("%s: up to %d queued batches, %.0f MiB at most", device, batches, most_mib)
+            log.info("%s: up to %d queued batches, %.1f MiB at most", device, batches, most_mib)
 
     def _outcome(self, stop: StopRequest, reason: str | None) -> int:
         total, output = self.plan.total_steps, self.config.run.output_dir
