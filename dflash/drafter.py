@@ -42,6 +42,13 @@ class DrafterConfig:
         return self.sliding_window if layer < self.num_layers - 1 else 0
 
 
+class RMSNorm(nn.RMSNorm):
+    """In the input's dtype: a float32 weight on bfloat16 input would miss the fused kernel."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps)
+
+
 class Attention(nn.Module):
     """Queries from the draft slots; keys and values from the context and the draft slots."""
 
@@ -53,8 +60,8 @@ class Attention(nn.Module):
         self.k_proj = nn.Linear(hidden, config.num_key_value_heads * head, bias=False)
         self.v_proj = nn.Linear(hidden, config.num_key_value_heads * head, bias=False)
         self.o_proj = nn.Linear(config.num_heads * head, hidden, bias=False)
-        self.q_norm = nn.RMSNorm(head, eps=config.rms_norm_eps)
-        self.k_norm = nn.RMSNorm(head, eps=config.rms_norm_eps)
+        self.q_norm = RMSNorm(head, eps=config.rms_norm_eps)
+        self.k_norm = RMSNorm(head, eps=config.rms_norm_eps)
 
     def forward(
         self, hidden_PD: Tensor, context_TD: Tensor, rope_KE: "Rope", masks: list[DocumentMask]
@@ -91,8 +98,8 @@ class DraftLayer(nn.Module):
         super().__init__()
         self.self_attn = Attention(config)
         self.mlp = MLP(config)
-        self.input_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.input_layernorm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
 
     def forward(
         self, hidden_PD: Tensor, context_TD: Tensor, rope_KE: "Rope", masks: list[DocumentMask]
@@ -114,9 +121,9 @@ class Drafter(nn.Module):
         self.config = config
         captured = len(config.target_layer_ids) * config.hidden_size
         self.fc = nn.Linear(captured, config.hidden_size, bias=False)
-        self.hidden_norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.hidden_norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.layers = nn.ModuleList(DraftLayer(config) for _ in range(config.num_layers))
-        self.norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
 
     def forward(
         self,

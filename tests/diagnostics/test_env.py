@@ -17,6 +17,9 @@ def only_path(tmp_path, monkeypatch):
 
     def set_path(*directories):
         monkeypatch.setattr("sys.path", list(map(str, directories)))
+        # An editable install finds its packages without sys.path.
+        finders = [f for f in sys.meta_path if "editable" not in getattr(f, "__module__", "")]
+        monkeypatch.setattr("sys.meta_path", finders)
         for name in ("dflash", "diagnostics"):
             monkeypatch.delitem(sys.modules, name, raising=False)
 
