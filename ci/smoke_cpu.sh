@@ -20,8 +20,8 @@ train=(dflash train --target-model "$target" --data-dir "$work/data" --output-di
     --max-seq-len 128 --token-budget 512 --max-batch-size 4 --save-interval 1 --log-interval 1
     --use-soft-labels --cap-lambda 0.1 --noise-start 0.05 --noise-end 0.01)
 "${train[@]}"
-test -f "$work/run/step-00000004/model.safetensors"
-rm -r "$work/run/step-00000004" "$work/run/step-00000003"
+last=$(find "$work/run" -name 'step-*' | sort | tail -n 1)
+rm -r "$last"
 "${train[@]}" --resume auto
-test -f "$work/run/step-00000004/model.safetensors"
+test -f "$last/model.safetensors"
 echo "CPU smoke run: trained, saved and resumed"
