@@ -2,7 +2,6 @@
 
 import importlib.util
 import logging
-from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -88,7 +87,14 @@ def drafter_shape(config: TrainConfig) -> DrafterConfig:
             ",".join(map(str, ids)),
             remedy="Name the layers, or lower --num-draft-layers, from which the default follows.",
         )
-    log.info("drafter: %s", ", ".join(f"{name} {value}" for name, value in asdict(shape).items()))
+    log.info(
+        "drafter: %d layers of hidden size %d, block %d, context from target layers %s of 0-%d",
+        shape.num_layers,
+        shape.hidden_size,
+        shape.block_size,
+        ",".join(map(str, ids)),
+        shape.num_target_layers - 1,
+    )
     return shape
 
 

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import torch
@@ -126,7 +126,11 @@ def _train(model_dir: Path, data_dir: Path, run_dir: Path) -> int:
     }
     arguments = ["train", *(part for option in options.items() for part in option)]
     console.print("   dflash " + shlex.join(arguments))
-    return subprocess.run([sys.executable, "-m", "dflash", *arguments]).returncode
+    with subprocess.Popen([sys.executable, "-m", "dflash", *arguments]) as child:
+        while True:
+            # Ctrl-C reaches the child as well, which finishes its step and saves: let it.
+            with suppress(KeyboardInterrupt):
+                return child.wait()
 
 
 def _measure(model_dir: Path, held_out: Completions, run_dir: Path) -> None:
