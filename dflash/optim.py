@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from dflash.config import OptimizerConfig
 from dflash.errors import DflashError
 from dflash.losses import LossSums
+from dflash.sections import OptimizerConfig
 
 
 class NonFiniteError(DflashError):

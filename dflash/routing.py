@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Generic, Self, TypeVar
 
 from dflash.concurrency import ChannelBroken, EndOfChannel, Receiver, Scope, Sender, channel
-from dflash.config import RunConfig
+from dflash.sections import RunConfig
 
 T = TypeVar("T")
 End = TypeVar("End", Sender, Receiver)

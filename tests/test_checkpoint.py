@@ -10,10 +10,10 @@ from safetensors.torch import load_file, save_file
 
 from dflash import checkpoint
 from dflash.checkpoint import Checkpoints, Progress, load_model, load_state
-from dflash.config import OptimizerConfig
 from dflash.drafter import build_drafter
 from dflash.errors import CheckpointError
 from dflash.optim import apply_step, make_optimizer
+from dflash.sections import OptimizerConfig
 
 CPU = torch.device("cpu")
 CONFIG = {"data": {"seed": 3}}

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from dflash.config import OptimizerConfig
 from dflash.losses import LossSums, Objective, Teacher, block_losses
 from dflash.optim import Gradients, NonFiniteError, Schedule, apply_step, make_optimizer
+from dflash.sections import OptimizerConfig
 
 CPU = torch.device("cpu")
 BLOCK, VOCAB, HIDDEN, BLOCKS = 3, 7, 5, 8

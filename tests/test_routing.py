@@ -6,8 +6,8 @@ import random
 import pytest
 
 from dflash.concurrency import ChannelBroken, Scope, TaskGroup
-from dflash.config import RunConfig
 from dflash.routing import indices, queue_depth, routes
+from dflash.sections import RunConfig
 
 
 def limits(capacity=1, timeout_s=30.0):

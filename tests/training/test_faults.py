@@ -114,7 +114,7 @@ def test_sigterm_saves_and_the_run_can_be_resumed(options, run_child, losses):
     child = run_child()
     read_until(child, "step 1/")
     child.send_signal(signal.SIGTERM)
-    rest = child.communicate(timeout=60)[1]
+    rest = child.communicate(timeout=150)[1]
     assert child.returncode == 75, rest
     stopped_at = int(re.search(r"stopped at step (\d+) of 600", rest)[1])
     run = Path(options["run"]["output-dir"])
@@ -124,7 +124,7 @@ def test_sigterm_saves_and_the_run_can_be_resumed(options, run_child, losses):
     child = run_child()
     read_until(child, f"step {stopped_at + 1}/600")
     child.send_signal(signal.SIGINT)
-    rest = child.communicate(timeout=60)[1]
+    rest = child.communicate(timeout=150)[1]
     assert child.returncode == 75, rest
 
 
@@ -145,7 +145,7 @@ def test_a_second_ctrl_c_leaves_without_saving(options, run_child):
     child.send_signal(signal.SIGINT)
     read_until(child, "HELD")
     child.send_signal(signal.SIGINT)
-    rest = child.communicate(timeout=60)[1]
+    rest = child.communicate(timeout=150)[1]
     assert child.returncode == 130, rest
     assert "stopped without saving" in rest
     assert not list(Path(options["run"]["output-dir"]).glob("step-*"))
@@ -168,7 +168,7 @@ def test_a_thread_that_will_not_stop_is_named(options, run_child):
         "loop.block_losses = fail_when_stuck\n"
     )
     child = run_child(stuck)
-    rest = child.communicate(timeout=60)[1]
+    rest = child.communicate(timeout=150)[1]
     assert child.returncode == 70, rest
     assert rest.index("RuntimeError: boom") < rest.index("target-0 did not stop within 1 s")
     assert "threading.Event().wait()" in rest or "in features" in rest
@@ -186,7 +186,7 @@ def test_a_drafter_that_hangs_in_warm_up_is_named(options, run_child):
         "loop.block_losses = hang\n"
     )
     child = run_child(hang)
-    rest = child.communicate(timeout=60)[1]
+    rest = child.communicate(timeout=150)[1]
     assert child.returncode == 70, rest
     assert re.search(r"drafter-1: in 'warming up' for \d+\.\d s \(thread drafter-1\)", rest)
     assert "drafter-0: in" not in rest
