@@ -23,7 +23,7 @@ def wheel(tmp_path_factory):
     source = tmp_path_factory.mktemp("source")
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
-    for name in ("dflash", "diagnostics"):
+    for name in ("dflash", "diagnostics", "repro"):
         shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
     run([*PIP, "wheel", "--no-build-isolation", "--no-deps", "-w", source / "dist", source])
     (built,) = (source / "dist").glob("*.whl")
@@ -94,7 +94,8 @@ def test_the_wheel_holds_our_packages_and_nothing_else(wheel):
         "dflash_diag",
     }
     modules = {str(p.relative_to(ROOT)) for n in ("dflash", "diagnostics") for p in sources(n)}
-    assert {name for name in names if name.endswith(".py")} == modules
+    reproducers = {f"diagnostics/{p.relative_to(ROOT)}" for p in sources("repro")}
+    assert {name for name in names if name.endswith(".py")} == modules | reproducers
 
 
 def sources(package):

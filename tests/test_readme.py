@@ -32,7 +32,9 @@ def run(arguments: list[str], cwd: Path, variables: dict[str, str]) -> str:
         timeout=120,
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
     )
-    assert done.returncode == 0, f"{arguments}\n{done.stdout}{done.stderr}"
+    # fxrace exits 1 where the installed torch has the failures that it looks for.
+    fine = (0, 1) if arguments[1] == "fxrace" else (0,)
+    assert done.returncode in fine, f"{arguments}\n{done.stdout}{done.stderr}"
     return done.stdout
 
 

@@ -11,7 +11,10 @@ from diagnostics.verdict import ProbeExit, Status, Verdict
 
 EXIT_CODES = {"OK": 0, "PROBLEM": 1, "USAGE": 2, "UNKNOWN": 3}
 JSON_KEYS = ["status", "code", "summary", "evidence", "remedy"]
-COMMANDS = {"env": {"--json"}}
+COMMANDS = {
+    "env": {"--json"},
+    "fxrace": {"--mode", "--cure", "--quick", "--full", "--json"},
+}
 
 VERDICT = Verdict(
     Status.PROBLEM, "pipe-torn", "the pipe is torn", {"end": "left", "length": "3 m"}, "Type: mend"

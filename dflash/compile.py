@@ -1,0 +1,148 @@
+"""`torch.compile` in several threads: measure what leaks between them, and stop just that.
+
+torch up to 2.13 keeps "FX is tracing" in a process-wide flag, every torch so far patches
+`nn.Module.__call__` for all threads while one traces, and from 2.13 on `is_compiling()` is true in
+threads that compile nothing. So a trace in one thread breaks compiled calls, eager modules and
+other traces elsewhere (pytorch#126024, #168042), or silently gives a wrong graph. Which of these a
+torch has is measured, never derived from its version: 2.13 merely masks one by another.
+
+The patch does not cover the default random generators, which a compile rewinds under other
+threads (pytorch#198247): give each thread its own `torch.Generator`.
+"""
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+
+import torch
+
+from dflash.errors import DflashError
+from dflash.fx_isolation import (
+    MissingName,
+    isolate_flag,
+    isolate_is_compiling,
+    isolate_patchers,
+)
+from dflash.fx_probe import State, ThreadProbe, probe_threads
+
+log = logging.getLogger(__name__)
+
+
+class IsolationError(DflashError):
+    """Threads that compile disturb each other in this torch, and the cure did not take."""
+
+    remedy = (
+        "Train with one drafter, or install a torch this cure was measured on (2.11 to 2.14); "
+        "report the message above."
+    )
+
+
+class Isolation:
+    """What was found and replaced; `remove` puts every replaced object back."""
+
+    def __init__(self, found: ThreadProbe, installed: tuple[str, ...], undo: ExitStack) -> None:
+        self.found = found
+        self.installed = installed
+        self._undo = undo
+
+    def remove(self) -> None:
+        """Restore torch, failures included; call it while no thread traces or compiles."""
+        global _current
+        with _install_lock:
+            self._undo.close()
+            if _current is self:
+                _current = None
+
+
+# What is replaced for each finding, in this order: `is_compiling` needs the flag isolated.
+_CURES: dict[str, Callable[[ExitStack], None]] = {
+    "fx_flag": isolate_flag,
+    "patchers": isolate_patchers,
+    "is_compiling": isolate_is_compiling,
+}
+_WHAT = {
+    "fx_flag": "FX tracing flag",
+    "patchers": "FX patches of nn.Module",
+    "is_compiling": "is_compiling()",
+}
+_install_lock = threading.Lock()
+_current: Isolation | None = None
+
+
+def install_thread_isolation(probe: Callable[[], ThreadProbe] = probe_threads) -> Isolation:
+    """Keep tracing and compiling in one thread from disturbing the others; see `ThreadProbe`.
+
+    Installs what the probe says is needed and nothing else, and probes again. Call it before
+    threads start. A second call returns the first one's answer. Traces are serialised with
+    compiles by torch's own compile lock, so a traced function must not wait for another thread
+    that compiles. With CUDA, use `backward_on_this_thread` as well, or that lock deadlocks.
+
+    Raises:
+        IsolationError: something leaks and cannot be replaced in this torch, or still leaks.
+    """
+    global _current
+    with _install_lock:
+        if _current is None:
+            _current = _install(probe)
+            told = all(getattr(_current.found, name).state is not State.UNKNOWN for name in _CURES)
+            log.log(logging.INFO if told else logging.WARNING, "%s", _summary(_current))
+        return _current
+
+
+@contextmanager
+def backward_on_this_thread() -> Iterator[None]:
+    """Run `backward()` in the calling thread instead of autograd's thread for the device.
+
+    Around the backward of a compiled function, on CUDA, where several threads compile. There the
+    first backward compiles too, and by default on the one autograd thread that all Python threads
+    share: it waits for the compile lock, whose owner, tracing flex_attention, waits for
+    `torch.autograd.grad` on that very thread. Neither ever moves. Besides, the thread's own
+    Dynamo settings hold in that compile (pytorch#186537). The setting is the thread's own.
+    """
+    with torch.autograd.set_multithreading_enabled(False):
+        yield
+
+
+def _install(probe: Callable[[], ThreadProbe]) -> Isolation:
+    found = probe()
+    needed = _needed(found)
+    with ExitStack() as undo:
+        for name in needed:
+            try:
+                _CURES[name](undo)
+            except MissingName as error:
+                raise IsolationError(
+                    f"torch {torch.__version__}: {_WHAT[name]} {getattr(found, name)}, "
+                    f"and there is no {error} to replace"
+                ) from error
+        if needed:
+            _verify(probe(), needed)
+        return Isolation(found, needed, undo.pop_all())
+
+
+def _needed(found: ThreadProbe) -> tuple[str, ...]:
+    """What leaks; `is_compiling` only where the flag does not need to be masked by it."""
+    leaking = [name for name in _CURES if getattr(found, name).state is State.LEAKS]
+    if found.fx_flag.state is State.UNKNOWN and "is_compiling" in leaking:
+        leaking.remove("is_compiling")
+    return tuple(leaking)
+
+
+def _verify(after: ThreadProbe, needed: tuple[str, ...]) -> None:
+    for name in needed:
+        finding = getattr(after, name)
+        if finding.state is not State.ISOLATED:
+            raise IsolationError(
+                f"torch {torch.__version__}: {_WHAT[name]}, made thread-local, is then: {finding}"
+            )
+
+
+def _summary(isolation: Isolation) -> str:
+    findings = "; ".join(
+        f"{what} {getattr(isolation.found, name)}"
+        + (", made thread-local" if name in isolation.installed else "")
+        for name, what in _WHAT.items()
+    )
+    did = "isolated" if isolation.installed else "nothing replaced"
+    return f"threads that compile, torch {torch.__version__}: {did}. {findings}"

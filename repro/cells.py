@@ -1,0 +1,152 @@
+"""Run many cells (reproducer, cure, moment) forked from one process that has imported torch.
+
+A reproducer on its own spends most of its seconds importing torch. Here every cell still has a
+process of its own, which may hang or die without harm to the others; it costs a fork instead.
+
+    python cells.py --code DF001 --cure none --cure patcher-isolation
+
+Prints a JSON line with the plan, then one for each cell, in the order in which they end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import select
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import harness
+import torch
+import torch._dynamo  # imported once here, instead of lazily in every cell
+from cures import CURES
+
+# Cures that act on a thread's first step: what they do later says little about start-up.
+START_UP_CURES = ("lock-first-step", "gate-only", "main-thread-first")
+HERE = Path(__file__).resolve().parent
+
+
+@dataclass
+class Running:
+    """A forked cell: its process, the pipe that its JSON comes through, and when it must end."""
+
+    cell: str
+    pid: int
+    pipe: int
+    started_s: float
+    deadline_s: float
+
+
+def reproducer(code: str) -> Any:
+    """The module of a reproducer, by its code."""
+    (path,) = HERE.glob(f"{code.lower()}_*.py")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def start(cell: str, timeout_s: float) -> Running:
+    """Fork a cell; the child never returns."""
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(reading)
+        _run_and_leave(cell, writing)
+    os.close(writing)
+    now_s = time.monotonic()
+    return Running(cell, pid, reading, now_s, now_s + timeout_s)
+
+
+def _run_and_leave(cell: str, writing: int) -> None:
+    code, cure, when = cell.split(":")
+    try:
+        finding = harness.examine(reproducer(code).reproduce, harness.Run(CURES[cure], when))
+        line = {"outcome": finding.outcome, "reason": finding.reason, "evidence": finding.evidence}
+    except BaseException as error:  # whatever it is, the row must say so
+        line = {"outcome": "crashed", "reason": harness.described(error), "evidence": {}}
+    os.write(writing, json.dumps(line, default=str).encode())
+    os._exit(0)  # threads that are still parked must not hold the cell up
+
+
+def end(running: Running) -> dict[str, Any]:
+    """Reap an ended or overdue cell and say what became of it."""
+    overdue = time.monotonic() >= running.deadline_s
+    if overdue:
+        os.kill(running.pid, signal.SIGKILL)
+    with os.fdopen(running.pipe, "rb") as pipe:
+        said = pipe.read()
+    _, status = os.waitpid(running.pid, 0)
+    code, cure, when = running.cell.split(":")
+    return {
+        "code": code,
+        "cure": cure,
+        "when": when,
+        **_outcome(said, overdue, os.waitstatus_to_exitcode(status)),
+        "torch": str(torch.__version__),
+        "seconds": round(time.monotonic() - running.started_s, 2),
+    }
+
+
+def _outcome(said: bytes, overdue: bool, status: int) -> dict[str, Any]:
+    if said:
+        return json.loads(said)
+    if overdue:
+        return {"outcome": "hung", "reason": "still running at its deadline, and killed"}
+    how = signal.Signals(-status).name if status < 0 else f"exit code {status}"
+    return {"outcome": "crashed", "reason": f"ended without a word: {how}"}
+
+
+def run_all(cells: list[str], *, at_once: int, timeout_s: float) -> None:
+    """Run the cells, `at_once` at a time, and print each as it ends."""
+    waiting, running = list(cells), dict[int, Running]()
+    while waiting or running:
+        while waiting and len(running) < at_once:
+            one = start(waiting.pop(0), timeout_s)
+            running[one.pipe] = one
+        next_deadline_s = min(one.deadline_s for one in running.values())
+        readable, _, _ = select.select(
+            list(running), [], [], max(0.0, next_deadline_s - time.monotonic())
+        )
+        overdue = [one.pipe for one in running.values() if time.monotonic() >= one.deadline_s]
+        for pipe in {*readable, *overdue}:
+            print(json.dumps(end(running.pop(pipe))), flush=True)
+
+
+def cells(codes: list[str], cures: list[str], full: bool) -> list[str]:
+    """Cure after cure, the later moment first: a table's rows in the order of reading.
+
+    At start-up too where a cure is meant for start-up; everywhere with `full`.
+    """
+    return [
+        f"{code}:{cure}:{when}"
+        for cure in cures
+        for when in ("later", "start-up")
+        if when == "later" or full or cure in START_UP_CURES
+        for code in codes
+    ]
+
+
+def main() -> None:
+    """Say in one JSON line what will be run, then run it."""
+    every_code = sorted(path.name[:5].upper() for path in HERE.glob("df[0-9]*.py"))
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--code", action="append", choices=every_code, help="only this mode")
+    parser.add_argument("--cure", action="append", choices=list(CURES), help="only this cure")
+    parser.add_argument("--full", action="store_true", help="every cure at start-up as well")
+    parser.add_argument("--at-once", type=int, default=2, help="processes at a time")
+    parser.add_argument("--timeout-s", type=float, default=30.0, help="limit for one cell")
+    arguments = parser.parse_args()
+    chosen = cells(arguments.code or every_code, arguments.cure or list(CURES), arguments.full)
+    print(json.dumps({"torch": str(torch.__version__), "cells": chosen}), flush=True)
+    run_all(chosen, at_once=arguments.at_once, timeout_s=arguments.timeout_s)
+
+
+if __name__ == "__main__":
+    main()
