@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -72,26 +73,25 @@ class Report:
         return {self.word(code, cure, when) for when in whens}
 
 
-def measure(
-    arguments: Sequence[str], show: Callable[[str], None], *, timeout_s: float = 600.0
-) -> Report:
+def measure(arguments: Sequence[str], show: Callable[[str], None]) -> Report:
     """Run repro/cells.py and show each row of the table as soon as it is complete.
 
-    Raises RuntimeError, with the child's last words, when it ends before all cells are done.
+    Every cell has a deadline of its own there. Raises RuntimeError, with the child's last words,
+    when it ends before all cells are done.
     """
     command = [sys.executable, "-W", "ignore", str(reproducer_dir() / "cells.py"), *arguments]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as child:
-        assert child.stdout is not None and child.stderr is not None
-        plan = json.loads(child.stdout.readline() or "null")
-        if plan is None:
-            raise RuntimeError(f"cannot start the reproducers: {_last_line(child.stderr.read())}")
-        table = _Table(plan["torch"], [tuple(cell.split(":")) for cell in plan["cells"]], show)
+    # A file and not a pipe: torch's warnings would fill a pipe that nobody reads meanwhile.
+    with (
+        tempfile.TemporaryFile("w+") as errors,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True) as child,
+    ):
+        assert child.stdout is not None
+        table = _Table(child.stdout.readline(), show)
         for line in child.stdout:
             table.add(Cell.of(json.loads(line)))
         if table.missing:
-            raise RuntimeError(f"ended early: {_last_line(child.stderr.read())}")
+            errors.seek(0)
+            raise RuntimeError(f"the reproducers ended early: {_last_line(errors.read())}")
     for reason in _unclear(table.report):
         show(reason)
     return table.report
@@ -107,31 +107,37 @@ def _unclear(report: Report) -> list[str]:
 class _Table:
     """The rows, a cure and a moment each, shown in order as they fill."""
 
-    def __init__(
-        self, torch: str, plan: list[tuple[str, ...]], show: Callable[[str], None]
-    ) -> None:
-        self.report = Report(torch, ())
-        self.missing = set(plan)
-        self._codes = sorted({code for code, _, _ in plan})
-        self._rows = iter(list(dict.fromkeys((cure, when) for _, cure, when in plan)))
+    def __init__(self, plan: str, show: Callable[[str], None]) -> None:
+        """`plan`: the first line of repro/cells.py; empty if it did not get that far."""
+        planned = json.loads(plan or '{"torch": "unknown", "cells": [""]}')
+        cells = [tuple(cell.split(":")) for cell in planned["cells"]]
+        self.report = Report(planned["torch"], ())
+        self.missing = set(cells)
+        self._codes = sorted({cell[0] for cell in cells})
+        self._rows = iter(list(dict.fromkeys(cell[1:] for cell in cells)))
         self._show = show
         self._next = next(self._rows, None)
-        names = {code: path.stem[6:] for code, path in reproducers().items()}
-        show("\n".join(f"{code}  {names[code].replace('_', ' ')}" for code in self._codes))
-        show(f"\n{'torch ' + torch:<36}" + "".join(f"{code:<8}" for code in self._codes))
+        if plan:
+            names = {code: path.stem[6:] for code, path in reproducers().items()}
+            show("\n".join(f"{code}  {names[code].replace('_', ' ')}" for code in self._codes))
+            show(f"\n{'torch ' + self.report.torch:<36}" + _row(self._codes))
 
     def add(self, cell: Cell) -> None:
         self.report = Report(self.report.torch, (*self.report.cells, cell))
         self.missing.discard((cell.code, cell.cure, cell.when))
         while self._next and not any((code, *self._next) in self.missing for code in self._codes):
-            self._show(self._row(*self._next))
+            self._show(self._filled(*self._next))
             self._next = next(self._rows, None)
 
-    def _row(self, cure: str, when: str) -> str:
-        words = (self.report.word(code, cure, when) for code in self._codes)
+    def _filled(self, cure: str, when: str) -> str:
+        words = [self.report.word(code, cure, when) for code in self._codes]
         title = "no cure" if cure == NO_CURE else cure
         title += " (start-up)" if when != LATER else ""
-        return f"{title:<36}" + "".join(f"{word:<8}" for word in words)
+        return f"{title:<36}" + _row(words)
+
+
+def _row(words: Sequence[str]) -> str:
+    return "".join(f"{word:<8}" for word in words).rstrip()
 
 
 def judge(report: Report) -> Verdict:

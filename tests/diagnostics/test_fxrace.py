@@ -75,7 +75,7 @@ def test_without_the_bare_run_no_cure_is_judged():
 @pytest.mark.parametrize(
     ("program", "message"),
     [
-        ("raise SystemExit('no torch')", "cannot start the reproducers: no torch"),
+        ("raise SystemExit('no torch')", "ended early: no torch"),
         (
             'print(\'{"torch": "2", "cells": ["DF001:none:later"]}\'); raise SystemExit(\'gone\')',
             "ended early: gone",
