@@ -4,7 +4,6 @@ The pipeline: 2-4 stages of 1-3 threads, joined by channels of capacity 1-3, pas
 """
 
 import random
-import sys
 import threading
 from collections import Counter
 
@@ -141,14 +140,6 @@ class Trial:
     def _check_early_return(self):
         if self.error is not None:
             assert {type(error) for error in self.error.exceptions} == {ChannelBroken}
-
-
-@pytest.fixture
-def tiny_switch_interval():
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    yield
-    sys.setswitchinterval(before)
 
 
 def threads_of(trial):
