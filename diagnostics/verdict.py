@@ -22,6 +22,9 @@ class ProbeExit(IntEnum):
     UNKNOWN = 3
 
 
+EXIT_CODES = "Exit codes: 0 nothing wrong, 1 something found, 2 usage, 3 could not check."
+
+
 @dataclass(frozen=True)
 class Verdict:
     """One finding.

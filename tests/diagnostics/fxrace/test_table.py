@@ -2,8 +2,8 @@
 
 import pytest
 
-from diagnostics.probes import fxrace
-from diagnostics.probes.fxrace import Cell, Report
+from diagnostics.probes.fxrace import table
+from diagnostics.probes.fxrace.table import Cell, Report
 from diagnostics.reproducers import Outcome
 from diagnostics.verdict import Status
 
@@ -59,16 +59,16 @@ def test_a_cure_holds_only_if_it_does_at_every_moment():
     ],
 )
 def test_unknown_is_never_clean(bare, status):
-    assert fxrace.judge(report(none=bare)).status is status
+    assert table.judge(report(none=bare)).status is status
 
 
 def test_the_remedy_names_the_cures_per_failure():
-    verdict = fxrace.judge(report(none=(BAD, BAD), c2=(FINE, BAD)))
+    verdict = table.judge(report(none=(BAD, BAD), c2=(FINE, BAD)))
     assert verdict.remedy == "DF001 is cured by: c2\n  DF002 is cured by: nothing that was tried"
 
 
 def test_without_the_bare_run_no_cure_is_judged():
-    chosen = fxrace.arguments(["DF001"], ["gate-only"], False)
+    chosen = table.arguments(["DF001"], ["gate-only"], False)
     assert list(chosen) == ["--code", "DF001", "--cure", "none", "--cure", "gate-only"]
 
 
@@ -84,9 +84,9 @@ def test_without_the_bare_run_no_cure_is_judged():
 )
 def test_a_child_that_ends_early_is_not_a_clean_result(monkeypatch, tmp_path, program, message):
     (tmp_path / "cells.py").write_text(program)
-    monkeypatch.setattr(fxrace, "reproducer_dir", lambda: tmp_path)
+    monkeypatch.setattr(table, "reproducer_dir", lambda: tmp_path)
     with pytest.raises(RuntimeError, match=message):
-        fxrace.measure([], lambda _line: None)
+        table.measure([], lambda _line: None)
 
 
 def test_rows_are_shown_in_order_as_they_fill(monkeypatch, tmp_path):
@@ -98,10 +98,10 @@ def test_rows_are_shown_in_order_as_they_fill(monkeypatch, tmp_path):
         )
     (tmp_path / "cells.py").write_text(f"print({chr(10).join(lines)!r})")
     (tmp_path / "df001_fx_flag.py").touch()
-    monkeypatch.setattr(fxrace, "reproducer_dir", lambda: tmp_path)
+    monkeypatch.setattr(table, "reproducer_dir", lambda: tmp_path)
     monkeypatch.setattr("diagnostics.reproducers.reproducer_dir", lambda: tmp_path)
     shown: list[str] = []
-    fxrace.measure([], shown.append)
+    table.measure([], shown.append)
     assert [line.split() for line in shown[2:]] == [
         ["no", "cure", "BAD"],
         ["c", "?"],
