@@ -27,6 +27,7 @@ class Outcome(StrEnum):
     CANNOT_TELL = "cannot tell"
     CRASHED = "crashed"
     HUNG = "hung"
+    MEASURED = "measured"  # a number was asked for, not a failure
 
 
 EXIT_CODES = {10: Outcome.REPRODUCED, 0: Outcome.ABSENT, 125: Outcome.CANNOT_TELL}
@@ -105,7 +106,10 @@ def _last_json(out: str) -> dict[str, Any]:
 
 
 def _crash_reason(code: int, err: str) -> str:
-    last = next((line for line in reversed(err.splitlines()) if line.strip()), "no message")
-    if code < 0:
-        return f"killed by {signal.Signals(-code).name}: {last}"
-    return f"exit code {code}: {last}"
+    how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+    return f"{how}: {last_line(err)}"
+
+
+def last_line(text: str) -> str:
+    """The last line that says something."""
+    return next((line for line in reversed(text.splitlines()) if line.strip()), "no message")

@@ -3,9 +3,10 @@
 A reproducer on its own spends most of its seconds importing torch. Here every cell still has a
 process of its own, which may hang or die without harm to the others; it costs a fork instead.
 
-    python cells.py --code DF001 --cure none --cure patcher-isolation
+    python cells.py --code DF001 --cure none --cure shipped
 
-Prints a JSON line with the plan, then one for each cell, in the order in which they end.
+Prints a JSON line with the plan, then one for each cell, in the order in which they end. COST is a
+cell too: see cost.py.
 """
 
 from __future__ import annotations
@@ -21,14 +22,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import cost
 import harness
 import torch
 import torch._dynamo  # imported once here, instead of lazily in every cell
 from cures import CURES
+from stage import Missed
 
+HERE = Path(__file__).resolve().parent
+COST = "COST"
+CUDA_CODES = ("DF012", "DF013")
+IN_COMPILE_CODES = ("DF001", "DF003")
+# What is run unless cures are named: the bare failures, what the trainer does, and what is
+# proposed most often.
+USUAL_CURES = ("none", "shipped", "gate-only", "lock-every-step")
 # Cures that act on a thread's first step: what they do later says little about start-up.
 START_UP_CURES = ("lock-first-step", "gate-only", "main-thread-first")
-HERE = Path(__file__).resolve().parent
+# Cures that say something of a trace opened by a compile, unless everything is asked for.
+IN_COMPILE_CURES = ("none", "shipped", "own-is-compiling")
+TIMEOUT_S = {"cpu": 30.0, "cuda": 120.0}
 
 
 @dataclass
@@ -52,27 +64,38 @@ def reproducer(code: str) -> Any:
     return module
 
 
-def start(cell: str, timeout_s: float) -> Running:
+def start(cell: str, device: str) -> Running:
     """Fork a cell; the child never returns."""
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:
         os.close(reading)
-        _run_and_leave(cell, writing)
+        _run_and_leave(cell, device, writing)
     os.close(writing)
     now_s = time.monotonic()
-    return Running(cell, pid, reading, now_s, now_s + timeout_s)
+    return Running(cell, pid, reading, now_s, now_s + TIMEOUT_S[device])
 
 
-def _run_and_leave(cell: str, writing: int) -> None:
+def _run_and_leave(cell: str, device: str, writing: int) -> None:
     code, cure, when = cell.split(":")
+    run = harness.Run(CURES[cure], when, device)
     try:
-        finding = harness.examine(reproducer(code).reproduce, harness.Run(CURES[cure], when))
-        line = {"outcome": finding.outcome, "reason": finding.reason, "evidence": finding.evidence}
+        finding = _measured(run) if code == COST else harness.examine(_reproduce(code), run)
     except BaseException as error:  # whatever it is, the row must say so
-        line = {"outcome": "crashed", "reason": harness.described(error), "evidence": {}}
-    os.write(writing, json.dumps(line, default=str).encode())
+        finding = harness.Finding("crashed", harness.described(error) or "")
+    os.write(writing, json.dumps(vars(finding), default=str).encode())
     os._exit(0)  # threads that are still parked must not hold the cell up
+
+
+def _reproduce(code: str) -> Any:
+    return reproducer(code).reproduce
+
+
+def _measured(run: harness.Run) -> harness.Finding:
+    try:
+        return cost.measure(run)
+    except Missed as missed:
+        return harness.Finding("cannot tell", str(missed))
 
 
 def end(running: Running) -> dict[str, Any]:
@@ -103,12 +126,12 @@ def _outcome(said: bytes, overdue: bool, status: int) -> dict[str, Any]:
     return {"outcome": "crashed", "reason": f"ended without a word: {how}"}
 
 
-def run_all(cells: list[str], *, at_once: int, timeout_s: float) -> None:
+def run_all(cells: list[str], *, at_once: int, device: str) -> None:
     """Run the cells, `at_once` at a time, and print each as it ends."""
     waiting, running = list(cells), dict[int, Running]()
     while waiting or running:
         while waiting and len(running) < at_once:
-            one = start(waiting.pop(0), timeout_s)
+            one = start(waiting.pop(0), device)
             running[one.pipe] = one
         next_deadline_s = min(one.deadline_s for one in running.values())
         readable, _, _ = select.select(
@@ -120,32 +143,39 @@ def run_all(cells: list[str], *, at_once: int, timeout_s: float) -> None:
 
 
 def cells(codes: list[str], cures: list[str], full: bool) -> list[str]:
-    """Cure after cure, the later moment first: a table's rows in the order of reading.
-
-    At start-up too where a cure is meant for start-up; everywhere with `full`.
-    """
+    """Cure after cure, the later moment first: a table's rows in the order of reading."""
     return [
         f"{code}:{cure}:{when}"
         for cure in cures
-        for when in ("later", "start-up")
-        if when == "later" or full or cure in START_UP_CURES
+        for when in harness.MOMENTS
         for code in codes
+        if _is_of_use(code, cure, when, full)
     ]
+
+
+def _is_of_use(code: str, cure: str, when: str, full: bool) -> bool:
+    if when == "in-compile":
+        return code in IN_COMPILE_CODES and (full or cure in IN_COMPILE_CURES)
+    return when == "later" or full or cure in START_UP_CURES
 
 
 def main() -> None:
     """Say in one JSON line what will be run, then run it."""
-    every_code = sorted(path.name[:5].upper() for path in HERE.glob("df[0-9]*.py"))
+    every_code = [*sorted(path.name[:5].upper() for path in HERE.glob("df[0-9]*.py")), COST]
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--code", action="append", choices=every_code, help="only this mode")
     parser.add_argument("--cure", action="append", choices=list(CURES), help="only this cure")
-    parser.add_argument("--full", action="store_true", help="every cure at start-up as well")
+    parser.add_argument("--full", action="store_true", help="every cure, at every moment")
+    parser.add_argument("--device", choices=list(TIMEOUT_S), default="cpu")
     parser.add_argument("--at-once", type=int, default=2, help="processes at a time")
-    parser.add_argument("--timeout-s", type=float, default=30.0, help="limit for one cell")
     arguments = parser.parse_args()
-    chosen = cells(arguments.code or every_code, arguments.cure or list(CURES), arguments.full)
-    print(json.dumps({"torch": str(torch.__version__), "cells": chosen}), flush=True)
-    run_all(chosen, at_once=arguments.at_once, timeout_s=arguments.timeout_s)
+    codes = arguments.code or every_code
+    left_out = [code for code in codes if arguments.device == "cpu" and code in CUDA_CODES]
+    cures = arguments.cure or list(CURES if arguments.full else USUAL_CURES)
+    chosen = cells([code for code in codes if code not in left_out], cures, arguments.full)
+    plan = {"torch": str(torch.__version__), "cells": chosen, "left_out": left_out}
+    print(json.dumps(plan), flush=True)
+    run_all(chosen, at_once=arguments.at_once, device=arguments.device)
 
 
 if __name__ == "__main__":

@@ -1,19 +1,21 @@
 """Every cure that has been proposed, by name: those that hold, and those that do nothing.
 
 A cure is installed for a whole run (`installed`), or stands around each step of a thread (`step`),
-or changes how the program is written (the flags). None of them is meant for production.
+or changes how the program is written (the flags). `shipped` is what `dflash train` does; its parts
+come from `dflash`, the others are here for the table only.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import importlib
+import importlib.util
 import sys
 import threading
 import types
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from pathlib import Path
 from typing import Any, ClassVar
 
 from stage import Stage
@@ -31,6 +33,8 @@ class Cure:
     copies_context: ClassVar[bool] = False
     own_code: ClassVar[bool] = False
     main_thread_first: ClassVar[bool] = False
+    captures_itself: ClassVar[bool] = False
+    settles_first: ClassVar[bool] = False
 
     def __init__(self, stage: Stage) -> None:
         self.stage = stage
@@ -44,7 +48,6 @@ class Cure:
 
 class _Flags(threading.local):
     fx_tracing = False
-    compiling = False
 
 
 def _property_class(base: type, flags: _Flags) -> type:
@@ -93,118 +96,73 @@ class SysModulesWrapper(Cure):
             sys.modules[FX] = module
 
 
-# The readers' new bodies: run with the globals of torch's module, where they find the flags.
-def _is_fx_tracing() -> bool:
-    is_fx_tracing_warning()  # type: ignore[name-defined]  # noqa: F821
-    return _repro_flags.fx_tracing  # type: ignore[name-defined]  # noqa: F821
+def _dflash(module: str) -> Any:
+    """A module of the `dflash` beside these files, in a checkout or in the installed package.
+
+    Found by its place: z-lab's wheel owns the import name too, and another environment's Python
+    that runs these files need not have either.
+    """
+    if "dflash" not in sys.modules:
+        places = [folder / "dflash" for folder in Path(__file__).resolve().parents[1:3]]
+        folder = next(place for place in places if (place / "fx_isolation.py").is_file())
+        spec = importlib.util.spec_from_file_location(
+            "dflash", folder / "__init__.py", submodule_search_locations=[str(folder)]
+        )
+        assert spec is not None and spec.loader is not None
+        sys.modules["dflash"] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules["dflash"])
+    return importlib.import_module(f"dflash.{module}")
 
 
-def _is_fx_symbolic_tracing() -> bool:
-    return _repro_flags.fx_tracing and not torch.compiler.is_compiling()  # type: ignore  # noqa: F821
+class _Isolated(Cure):
+    """Parts of dflash's isolation, whether this torch needs them or not."""
 
-
-def _is_compiling() -> bool:
-    if torch.jit.is_scripting():  # type: ignore[name-defined]  # noqa: F821
-        return False
-    return _repro_flags.compiling or _is_compiling_flag  # type: ignore[name-defined]  # noqa: F821
-
-
-class ThreadLocalFlag(Cure):
-    name = "thread-local-flag"
-    summary = "c: the tracing flag read and written per thread: modes 1 and 2"
+    parts: ClassVar[tuple[str, ...]] = ()
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
-        module, flags = importlib.import_module(FX), _Flags()
-        trace = self.around_trace(_flag_around(module.Tracer.trace, flags))
-        vars(module)["_repro_flags"] = flags
-        with contextlib.ExitStack() as stack:
-            stack.callback(vars(module).pop, "_repro_flags")
-            for owner, name, value in (
-                # In place: compile_wrapper's closures hold these very functions.
-                (module.is_fx_tracing, "__code__", _is_fx_tracing.__code__),
-                (module.is_fx_symbolic_tracing, "__code__", _is_fx_symbolic_tracing.__code__),
-                (module, "__class__", _property_class(type(module), flags)),
-                (module.Tracer, "trace", trace),
-            ):
-                stack.enter_context(_attribute(owner, name, value))
-            stack.enter_context(self.more(module))
+        isolation = _dflash("fx_isolation")
+        with ExitStack() as undo:
+            # A torch that lacks the name has nothing of that kind to isolate.
+            with contextlib.suppress(isolation.MissingName):
+                for part in self.parts:
+                    getattr(isolation, part)(undo)
             yield
 
-    def around_trace(self, trace: Callable[..., Any]) -> Callable[..., Any]:
-        return trace
 
-    def more(self, _module: Any) -> AbstractContextManager[None]:
-        return nullcontext()
-
-
-def _flag_around(trace: Callable[..., Any], flags: _Flags) -> Callable[..., Any]:
-    @functools.wraps(trace)
-    def flagged(*args: Any, **kwargs: Any) -> Any:
-        with _attribute(flags, "fx_tracing", True):
-            return trace(*args, **kwargs)
-
-    return flagged
+class ThreadLocalFlag(_Isolated):
+    name = "thread-local-flag"
+    summary = "c: the tracing flag read and written per thread: modes 1 and 2"
+    parts = ("isolate_flag",)
 
 
-class PatcherIsolation(ThreadLocalFlag):
+class PatcherIsolation(_Isolated):
     name = "patcher-isolation"
     summary = "c2: c, traces one at a time, FX's class patches active in their thread: modes 1-5"
-
-    def around_trace(self, trace: Callable[..., Any]) -> Callable[..., Any]:
-        from torch._dynamo.convert_frame import compile_lock
-
-        @functools.wraps(trace)
-        def alone(*args: Any, **kwargs: Any) -> Any:
-            with self.stage.holding(compile_lock):
-                return trace(*args, **kwargs)
-
-        return alone
-
-    def more(self, module: Any) -> AbstractContextManager[None]:
-        patch_method = module._Patcher.patch_method
-
-        @functools.wraps(patch_method)
-        def owned_patch(
-            patcher: Any, cls: type, name: str, new: Callable[..., Any], deduplicate: bool = True
-        ) -> None:
-            patch_method(patcher, cls, name, _owned(new, getattr(cls, name)), deduplicate)
-
-        return _attribute(module._Patcher, "patch_method", owned_patch)
+    parts = ("isolate_flag", "isolate_patchers")
 
 
-def _owned(new: Callable[..., Any], before: Callable[..., Any]) -> Callable[..., Any]:
-    owner = threading.get_ident()
-
-    @functools.wraps(new)
-    def chosen(*args: Any, **kwargs: Any) -> Any:
-        return (new if threading.get_ident() == owner else before)(*args, **kwargs)
-
-    return chosen
-
-
-class ThreadLocalIsCompiling(Cure):
-    name = "thread-local-is-compiling"
+class ThreadLocalIsCompiling(_Isolated):
+    name = "own-is-compiling"
     summary = "k: is_compiling() per thread: mode 8; alone it unmasks mode 1"
+    parts = ("isolate_is_compiling",)
 
-    @contextlib.contextmanager
-    def installed(self) -> Iterator[None]:
-        import torch.compiler as module
 
-        if not hasattr(module, "_compile_session_context"):
-            yield  # this torch sets no process-wide flag during a compile
-            return
-        flags = _Flags()
-        vars(module)["_repro_flags"] = flags
-        session = functools.partial(_attribute, flags, "compiling", True)
-        try:
-            with (
-                _attribute(module.is_compiling, "__code__", _is_compiling.__code__),
-                _attribute(module, "_compile_session_context", session),
-            ):
-                yield
-        finally:
-            del vars(module)["_repro_flags"]
+class OwnThreadBackward(Cure):
+    name = "own-thread-backward"
+    summary = "the backward, and its lazy compile, on the thread that calls it: mode 12"
+
+    def step(self) -> AbstractContextManager[None]:
+        return _dflash("compile").backward_on_this_thread()
+
+
+class NonLazyBackward(Cure):
+    name = "non-lazy-backward"
+    summary = "the backward compiled with the forward, under the same lock: modes 10 and 12"
+
+    def step(self) -> AbstractContextManager[None]:
+        config = importlib.import_module("torch._functorch.config")
+        return _attribute(config, "force_non_lazy_backward_lowering", True)
 
 
 class LockFirstStep(Cure):
@@ -257,7 +215,7 @@ class GateOnly(LockFirstStep):
             yield
         finally:  # a thread that failed comes too: its neighbours are not left waiting
             if first:
-                self.stage.meet(parties=2)
+                self.stage.meet()
 
 
 class MainThreadFirst(Cure):
@@ -284,9 +242,40 @@ class CopyContext(Cure):
     copies_context = True
 
 
+class SettingsFirst(Cure):
+    name = "settings-first"
+    summary = "the process's settings are made before the threads start: mode 7"
+    settles_first = True
+
+
+class OwnCapture(Cure):
+    name = "own-capture"
+    summary = "each thread captures its CUDA graph itself, thread-locally: mode 13"
+    captures_itself = True
+
+
+class Shipped(OwnThreadBackward):
+    name = "shipped"
+    summary = "what `dflash train` does: the isolation this torch needs, and the six below"
+    private_generator = True
+    own_code = True
+    copies_context = True
+    captures_itself = True
+    settles_first = True
+
+    @contextlib.contextmanager
+    def installed(self) -> Iterator[None]:
+        isolation = _dflash("compile").install_thread_isolation()
+        try:
+            yield
+        finally:
+            isolation.remove()
+
+
 _ALL: tuple[type[Cure], ...] = (
-    *(Cure, ModuleClassSwap, SysModulesWrapper, ThreadLocalFlag, PatcherIsolation, LockFirstStep),
-    *(LockEveryStep, ConfigFlag, GateOnly, MainThreadFirst, ThreadLocalIsCompiling),
-    *(PrivateGenerator, OwnCode, CopyContext),
+    *(Cure, Shipped, OwnThreadBackward, PrivateGenerator, OwnCode, CopyContext, OwnCapture),
+    *(SettingsFirst, ThreadLocalFlag, PatcherIsolation, ThreadLocalIsCompiling, NonLazyBackward),
+    *(ModuleClassSwap, SysModulesWrapper, LockFirstStep, LockEveryStep, ConfigFlag, GateOnly),
+    MainThreadFirst,
 )
 CURES: dict[str, type[Cure]] = {cure.name: cure for cure in _ALL}

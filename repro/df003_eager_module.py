@@ -35,7 +35,7 @@ def reproduce(run: harness.Run) -> harness.Finding:
     if caught:
         return harness.judged(True, "an eager module was called into another's trace", **evidence)
     if worker.error:
-        return harness.Finding("cannot-tell", "the module failed of something else", evidence)
+        return harness.Finding("cannot tell", "the module failed of something else", evidence)
     same = torch.equal(worker.value, expected_BN)
     reason = "the eager module computed what it should" if same else "a wrong result, silently"
     return harness.judged(not same, reason, **evidence)

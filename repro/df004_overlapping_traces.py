@@ -34,7 +34,7 @@ def reproduce(run: harness.Run) -> harness.Finding:
     if any(harness.raised_in(worker.error) == "_new_patcher" for worker in workers):
         return harness.judged(True, "a trace died in FX's own bookkeeping", errors=errors)
     if any(errors.values()):
-        return harness.Finding("cannot-tell", "a trace died of something else", {"errors": errors})
+        return harness.Finding("cannot tell", "a trace died of something else", {"errors": errors})
     right = all(torch.equal(worker.value, torch.ones(2)) for worker in workers)
     reason = "both traces gave right graphs" if right else "a trace gave a wrong graph"
     return harness.judged(not right, reason, errors=errors)

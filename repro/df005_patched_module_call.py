@@ -66,7 +66,7 @@ def reproduce(run: harness.Run) -> harness.Finding:
         reason = f"nn.Module.__call__ left patched: {left_patched}; wrong graphs: {len(wrong)}"
         return harness.judged(True, reason, **evidence)
     if len(traced) < len(workers):
-        return harness.Finding("cannot-tell", "a trace died, and left nothing behind", evidence)
+        return harness.Finding("cannot tell", "a trace died, and left nothing behind", evidence)
     return harness.judged(False, "both graphs are right and nothing is left patched", **evidence)
 
 

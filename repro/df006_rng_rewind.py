@@ -36,7 +36,7 @@ def reproduce(run: harness.Run) -> harness.Finding:
     worker = schedules.beside_compile(run, draw)
     if worker.error:
         reason = f"the draws failed: {harness.described(worker.error)}"
-        return harness.Finding("cannot-tell", reason)
+        return harness.Finding("cannot tell", reason)
     beside, after = worker.value, draw()
     repeated = len(set(beside) & set(after))
     evidence = {"draws": 2 * DRAWS, "repeated": repeated, "expected_repeats": 0}

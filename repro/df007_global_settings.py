@@ -9,7 +9,7 @@ belong to the process, so a change that another thread makes in between is put b
 
 When harmless: where such settings are made once, before any thread compiles.
 
-Cure: make them before the first thread starts, or hold a lock around every step.
+Cure: settings-first (make them before the first thread starts), or a lock around every step.
 
 Upstream: the same save and restore as DF006, pytorch#198247 (open).
 """
@@ -22,12 +22,18 @@ import torch
 
 
 def reproduce(run: harness.Run) -> harness.Finding:
-    def act() -> dict[str, str]:
+    def settle() -> None:
         torch.set_default_dtype(torch.float64)
         torch.use_deterministic_algorithms(True)
+
+    def act() -> dict[str, str]:
+        if not run.cure.settles_first:
+            settle()
         return settings()
 
     before = settings()
+    if run.cure.settles_first:
+        settle()
     worker = schedules.beside_compile(run, act)
     after = settings()
     torch.set_default_dtype(torch.float32)
@@ -35,7 +41,7 @@ def reproduce(run: harness.Run) -> harness.Finding:
     evidence = {"before": before, "set": worker.value, "after": after}
     if worker.error:
         reason = f"the thread failed: {harness.described(worker.error)}"
-        return harness.Finding("cannot-tell", reason, evidence)
+        return harness.Finding("cannot tell", reason, evidence)
     undone = [name for name in after if after[name] != worker.value[name]]
     reason = f"undone by another thread's compile: {', '.join(undone) or 'nothing'}"
     return harness.judged(bool(undone), reason, **evidence)

@@ -12,7 +12,7 @@ When harmless: where nothing that runs beside a compile asks. Where it does ask,
 when a neighbour compiles. On 2.13 the leak also masks a part of DF001, so that curing it alone
 brings DF001 back.
 
-Cure: thread-local-is-compiling (only together with thread-local-flag), or a lock around every step.
+Cure: own-is-compiling (only together with thread-local-flag), or a lock around every step.
 
 Upstream: pytorch#184614 (2.13). AdamW beside a compile: 1.7e-6 apart after a few steps on CPU.
 """
@@ -34,7 +34,7 @@ def reproduce(run: harness.Run) -> harness.Finding:
     worker = schedules.beside_compile(run, act)
     if worker.error:
         reason = f"the optimizer failed: {harness.described(worker.error)}"
-        return harness.Finding("cannot-tell", reason)
+        return harness.Finding("cannot tell", reason)
     leaks, beside = worker.value
     apart = {name: float((alone[name] - beside[name]).abs().max()) for name in alone}
     reason = f"is_compiling() is {leaks} in a thread that compiles nothing"

@@ -54,7 +54,7 @@ def reproduce(run: harness.Run) -> harness.Finding:
     eager = sum(worker.value is False for worker in workers)
     evidence = {"threads": THREADS, "compiled": backend.graphs, "eager": eager, "errors": errors}
     if errors:
-        return harness.Finding("cannot-tell", "a thread failed", evidence)
+        return harness.Finding("cannot tell", "a thread failed", evidence)
     return harness.judged(eager > 0, f"{eager} of {THREADS} threads ran eager", **evidence)
 
 

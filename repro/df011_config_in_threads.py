@@ -45,7 +45,7 @@ def reproduce(run: harness.Run) -> harness.Finding:
         config.recompile_limit = before
     if worker.error:
         reason = f"the thread failed: {harness.described(worker.error)}"
-        return harness.Finding("cannot-tell", reason)
+        return harness.Finding("cannot tell", reason)
     limit_seen, graphs = worker.value
     reason = f"recompile_limit is {limit} on the main thread, {limit_seen} in another"
     return harness.judged(

@@ -22,9 +22,11 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from cures import CURES, Cure
-from stage import Missed, Stage, Worker
+from stage import Missed, Stage, Standstill, Worker
 
-EXIT_CODES = {"reproduced": 10, "absent": 0, "cannot-tell": 125}
+EXIT_CODES = {"reproduced": 10, "absent": 0, "cannot tell": 125, "hung": 125}
+CUDA_DEADLINE_S = 45.0  # a cold compile for CUDA starts a pool of compiler processes
+MOMENTS = ("later", "start-up", "in-compile")
 
 
 def cold_caches() -> None:
@@ -45,23 +47,37 @@ cold_caches()
 
 @dataclass(frozen=True)
 class Finding:
-    outcome: str  # a key of EXIT_CODES
+    """What a run showed.
+
+    `outcome` is a key of EXIT_CODES. `manner` is "silent" where compiled code fell back to eager
+    without a word, and "masked" where the cause was there and something else hid its effect.
+    """
+
+    outcome: str
     reason: str
     evidence: dict[str, Any] = field(default_factory=dict)
+    manner: str = ""
 
 
-def judged(bad: bool, reason: str, **evidence: Any) -> Finding:
-    return Finding("reproduced" if bad else "absent", reason, evidence)
+def judged(bad: bool, reason: str, manner: str = "", **evidence: Any) -> Finding:
+    return Finding("reproduced" if bad else "absent", reason, evidence, manner)
+
+
+def needs_cuda(run: Run) -> None:
+    """Raises `Missed` on the CPU, where this failure cannot be."""
+    if run.device != "cuda":
+        raise Missed("this failure needs CUDA: --device cuda")
 
 
 class Run:
     """One run of a reproducer: its stage, cure, threads, and the windows that were opened."""
 
-    def __init__(self, cure: type[Cure], when: str = "later", window: str = "trace") -> None:
+    def __init__(self, cure: type[Cure], when: str = "later", device: str = "cpu") -> None:
         self.stage = Stage()
         self.cure = cure(self.stage)
         self.at_start_up = when == "start-up"
-        self.within_compile = window == "compile"
+        self.within_compile = when == "in-compile"
+        self.device = device
         self.windows: list[str] = []
         self.workers: list[Worker] = []
 
@@ -75,12 +91,16 @@ class Run:
 
     def finish(self) -> None:
         """Join every thread; raises `Missed` if one is stuck or missed its point."""
-        for worker in self.workers:
-            worker.join(self.stage.deadline_s)
-            if worker.is_alive():
-                raise Missed(f"{worker.name} did not end within {self.stage.deadline_s:g} s")
-            if isinstance(worker.error, Missed):
-                raise worker.error
+        deadline_s = time.monotonic() + self.stage.deadline_s
+        with self.stage.everyone_has_entered():
+            for worker in self.workers:
+                worker.join(max(0.0, deadline_s - time.monotonic()))
+        stuck = [worker.name for worker in self.workers if worker.is_alive()]
+        for missed in (self.stage.missed, *(worker.error for worker in self.workers)):
+            if isinstance(missed, Missed):
+                raise missed
+        if stuck:
+            raise Missed(f"{', '.join(stuck)} did not end within {self.stage.deadline_s:g} s")
 
     def opened(self, what: str) -> None:
         self.windows.append(f"{threading.current_thread().name}: {what}")
@@ -162,12 +182,14 @@ def described(error: BaseException | None) -> str | None:
 def examine(reproduce: Callable[[Run], Finding], run: Run) -> Finding:
     """Reproduce with the cure installed; a run that opened no window is never `absent`."""
     try:
-        with run.cure.installed():
+        with run.stage.seeing_the_compile_lock(), run.cure.installed():
             finding = reproduce(run)
+    except Standstill as standstill:
+        return Finding("hung", str(standstill))
     except Missed as missed:
-        return Finding("cannot-tell", f"the schedule was not followed: {missed}")
+        return Finding("cannot tell", str(missed))
     if finding.outcome == "absent" and not run.windows:
-        return Finding("cannot-tell", "no trace window was opened", finding.evidence)
+        return Finding("cannot tell", "no trace window was opened", finding.evidence)
     return finding
 
 
@@ -180,15 +202,16 @@ def main(code: str, mode: str, page: str, reproduce: Callable[[Run], Finding]) -
     import torch
 
     started = time.monotonic()
-    run = Run(CURES[arguments.cure], arguments.when, arguments.window)
+    run = Run(CURES[arguments.cure], arguments.when, arguments.device)
     finding = examine(reproduce, run)
     line = {
         "code": code,
         "mode": mode,
         "cure": arguments.cure,
         "when": arguments.when,
-        "window": arguments.window,
+        "device": arguments.device,
         "outcome": finding.outcome,
+        "manner": finding.manner,
         "reason": finding.reason,
         "torch": str(torch.__version__),
         "evidence": {**finding.evidence, "windows": run.windows},
@@ -212,15 +235,11 @@ def _parser(page: str) -> argparse.ArgumentParser:
     parser.add_argument("--cure", choices=sorted(CURES), default="none", help="cure to apply")
     parser.add_argument(
         "--when",
-        choices=["start-up", "later"],
+        choices=MOMENTS,
         default="later",
-        help="open the window in a thread's first step, or in a later one (a recompile)",
+        help="open the window in a later step of a thread (a recompile), in its first step, or, "
+        "DF001 and DF003, within a compile",
     )
-    parser.add_argument(
-        "--window",
-        choices=["trace", "compile"],
-        default="trace",
-        help="DF001, DF003: open the trace by fx.symbolic_trace, or by a backend during a compile",
-    )
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--list-cures", action="store_true", help="print the cures and exit")
     return parser

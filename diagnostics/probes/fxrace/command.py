@@ -21,12 +21,11 @@ def fxrace(
 ) -> None:
     """Reproduce what goes wrong when threads use torch.compile at the same time.
 
-    Runs every reproducer without a cure and with each cure on the installed torch, and shows the
-    table row by row. BAD: it happens. holds: it happens without the cure and not with it. absent:
-    it does not happen here. ?, crash, HANG: the run could not tell. -: there was nothing to cure.
+    Runs the reproducers without a cure and with the cures that matter (--full: all of them) on
+    the installed torch, and shows the table row by row, with the meaning of its words.
     """
     if quick:
-        mode, cure = ("DF001",), ("thread-local-flag",)
+        mode, cure = ("DF001",), ("shipped",)
     if unknown := sorted(set(mode) - set(reproducers())):
         raise click.BadParameter(f"{unknown[0]} is none of {', '.join(reproducers())}")
     show = (lambda _line: None) if as_json else click.echo

@@ -1,24 +1,34 @@
-"""Concurrent torch.compile: which failures the installed torch has, and which cure holds."""
+"""The table failure by cure: run the cells, show each row as it fills, and conclude."""
 
 import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from diagnostics.reproducers import Outcome, reproducer_dir, reproducers
+from diagnostics.reproducers import Outcome, last_line, reproducer_dir, reproducers
 from diagnostics.verdict import Status, Verdict
 
 NO_CURE = "none"
+SHIPPED = "shipped"
 LATER = "later"
-# What a cell says. Only `holds` means that a failure which happens without the cure did not happen.
+COST = "COST"
+CONTROL = "DF000"
+MOMENTS = {"start-up": "  at start-up", "in-compile": "  within a compile"}
 WORDS = {
-    Outcome.REPRODUCED: "BAD",
-    Outcome.CANNOT_TELL: "?",
-    Outcome.CRASHED: "crash",
-    Outcome.HUNG: "HANG",
+    "BAD": "it happens",
+    "fine": "it does not happen here",
+    "mask": "the cause is there, and something else hides it",
+    "holds": "it happens without the cure, and not with it",
+    "no-op": "it happens with the cure as without it",
+    "eager": "no error, but compiled code silently runs eager",
+    "break": "what works in one thread fails under the cure",
+    "HANG": "the threads wait for each other for ever",
+    "crash": "the run died",
+    "?": "the run could not tell",
+    "-": "nothing to cure",
 }
 
 
@@ -31,12 +41,13 @@ class Cell:
     when: str
     outcome: Outcome
     reason: str
+    manner: str = ""
 
     @classmethod
     def of(cls, line: Mapping[str, Any]) -> "Cell":
         """From a line of repro/cells.py."""
-        outcome = Outcome(line["outcome"].replace("-", " "))
-        return cls(line["code"], line["cure"], line["when"], outcome, str(line["reason"]))
+        names = (line["code"], line["cure"], line["when"])
+        return cls(*names, Outcome(line["outcome"]), str(line["reason"]), line.get("manner", ""))
 
 
 @dataclass(frozen=True)
@@ -46,40 +57,67 @@ class Report:
     torch: str
     cells: tuple[Cell, ...]
 
-    def outcome(self, code: str, cure: str, when: str) -> Outcome | None:
+    def cell(self, code: str, cure: str, when: str) -> Cell | None:
         """None where that cell was not run."""
         same = (c for c in self.cells if (c.code, c.cure, c.when) == (code, cure, when))
-        return next((c.outcome for c in same), None)
+        return next(same, None)
 
     def word(self, code: str, cure: str, when: str) -> str:
-        """The cell as the table shows it."""
-        outcome = self.outcome(code, cure, when)
-        if outcome is None:
+        """The cell as the table shows it: a key of `WORDS`, or what was measured."""
+        cell = self.cell(code, cure, when)
+        if cell is None:
             return ""
-        if outcome is not Outcome.ABSENT:
-            return WORDS[outcome]
-        if cure == NO_CURE:
-            return "absent"
-        bare = self.outcome(code, NO_CURE, when) or self.outcome(code, NO_CURE, LATER)
-        return "holds" if bare is Outcome.REPRODUCED else "-"
+        bare = self.cell(code, NO_CURE, when) or self.cell(code, NO_CURE, LATER)
+        match cell.outcome:
+            case Outcome.MEASURED:
+                return cell.reason
+            case Outcome.REPRODUCED:
+                return _word_for_bad(cell, bare)
+            case Outcome.ABSENT:
+                return _word_for_absent(cell, bare)
+            case Outcome.CANNOT_TELL:
+                return "?"
+            case Outcome.CRASHED:
+                return "crash"
+            case Outcome.HUNG:
+                return "HANG"
 
     def holding(self, code: str) -> list[str]:
         """Cures under which a failure that happens here did not happen, at any moment tried."""
         cures = dict.fromkeys(c.cure for c in self.cells if c.code == code and c.cure != NO_CURE)
-        return [cure for cure in cures if self._words(code, cure) == {"holds"}]
+        return [cure for cure in cures if self._words(code, cure) <= {"holds", "-"}]
 
     def _words(self, code: str, cure: str) -> set[str]:
         whens = {c.when for c in self.cells if (c.code, c.cure) == (code, cure)}
         return {self.word(code, cure, when) for when in whens}
 
 
-def measure(arguments: Sequence[str], show: Callable[[str], None]) -> Report:
-    """Run repro/cells.py and show each row of the table as soon as it is complete.
+def _word_for_bad(cell: Cell, bare: Cell | None) -> str:
+    if cell.manner == "silent":
+        return "eager"
+    if cell.code == CONTROL and cell.cure != NO_CURE:
+        return "break"
+    same = bare is not None and (bare.outcome, bare.reason) == (cell.outcome, cell.reason)
+    return "no-op" if same and cell.cure != NO_CURE else "BAD"
+
+
+def _word_for_absent(cell: Cell, bare: Cell | None) -> str:
+    if cell.manner == "masked":
+        return "mask"
+    if cell.cure == NO_CURE or cell.code == CONTROL:
+        return "fine"
+    return "holds" if bare is not None and bare.outcome is Outcome.REPRODUCED else "-"
+
+
+def measure(
+    arguments: Sequence[str], show: Callable[[str], None], python: str = sys.executable
+) -> Report:
+    """Run repro/cells.py in `python`, and show each row of the table as soon as it is complete.
 
     Every cell has a deadline of its own there. Raises RuntimeError, with the child's last words,
     when it ends before all cells are done.
     """
-    command = [sys.executable, "-W", "ignore", str(reproducer_dir() / "cells.py"), *arguments]
+    command = [python, "-W", "ignore", str(reproducer_dir() / "cells.py"), *arguments]
     # A file and not a pipe: torch's warnings would fill a pipe that nobody reads meanwhile.
     with (
         tempfile.TemporaryFile("w+") as errors,
@@ -91,17 +129,9 @@ def measure(arguments: Sequence[str], show: Callable[[str], None]) -> Report:
             table.add(Cell.of(json.loads(line)))
         if table.missing:
             errors.seek(0)
-            raise RuntimeError(f"the reproducers ended early: {_last_line(errors.read())}")
-    for reason in _unclear(table.report):
-        show(reason)
+            raise RuntimeError(f"the reproducers ended early: {last_line(errors.read())}")
+    table.close()
     return table.report
-
-
-def _unclear(report: Report) -> list[str]:
-    """Why cells could not tell, each reason once."""
-    told = (Outcome.REPRODUCED, Outcome.ABSENT)
-    cells = [cell for cell in report.cells if cell.outcome not in told]
-    return list(dict.fromkeys(f"{c.code}: {c.outcome}: {c.reason}" for c in cells))
 
 
 class _Table:
@@ -109,64 +139,104 @@ class _Table:
 
     def __init__(self, plan: str, show: Callable[[str], None]) -> None:
         """`plan`: the first line of repro/cells.py; empty if it did not get that far."""
-        planned = json.loads(plan or '{"torch": "unknown", "cells": [""]}')
+        planned = json.loads(plan or '{"torch": "unknown", "cells": [""], "left_out": []}')
         cells = [tuple(cell.split(":")) for cell in planned["cells"]]
         self.report = Report(planned["torch"], ())
         self.missing = set(cells)
-        self._codes = sorted({cell[0] for cell in cells})
+        self._left_out = planned["left_out"]
+        self._codes = list(dict.fromkeys(cell[0] for cell in cells))
         self._rows = iter(list(dict.fromkeys(cell[1:] for cell in cells)))
         self._show = show
         self._next = next(self._rows, None)
         if plan:
-            names = {code: path.stem[6:] for code, path in reproducers().items()}
-            show("\n".join(f"{code}  {names[code].replace('_', ' ')}" for code in self._codes))
-            show(f"\n{'torch ' + self.report.torch:<36}" + _row(self._codes))
+            self._open()
+
+    def _open(self) -> None:
+        for code, path in reproducers().items():
+            if code in self._codes:
+                self._show(f"{code}  {path.stem[6:].replace('_', ' ')}")
+        if COST in self._codes:
+            self._show(
+                "waits  seconds that three threads stood at locks and gates (see repro/cost.py)"
+            )
+        heads = ["waits" if code == COST else code for code in self._codes]
+        self._show(_row(f"\ntorch {self.report.torch}", heads))
 
     def add(self, cell: Cell) -> None:
         self.report = Report(self.report.torch, (*self.report.cells, cell))
         self.missing.discard((cell.code, cell.cure, cell.when))
         while self._next and not any((code, *self._next) in self.missing for code in self._codes):
-            self._show(self._filled(*self._next))
+            cure, when = self._next
+            words = [self.report.word(code, cure, when) for code in self._codes]
+            title = "no cure" if cure == NO_CURE else cure
+            self._show(_row(MOMENTS.get(when, title), words))
             self._next = next(self._rows, None)
 
-    def _filled(self, cure: str, when: str) -> str:
-        words = [self.report.word(code, cure, when) for code in self._codes]
-        title = "no cure" if cure == NO_CURE else cure
-        title += " (start-up)" if when != LATER else ""
-        return f"{title:<36}" + _row(words)
+    def close(self) -> None:
+        """The words that were used, why cells could not tell, and what was not run."""
+        cells = self.report.cells
+        used = {self.report.word(cell.code, cell.cure, cell.when) for cell in cells}
+        self._show("")
+        for word, meaning in WORDS.items():
+            if word in used:
+                self._show(f"{word:<5}  {meaning}")
+        for reason in _unclear(cells):
+            self._show(reason)
+        if self._left_out:
+            self._show(f"not run: {', '.join(self._left_out)}, which need CUDA (--device cuda)")
 
 
-def _row(words: Sequence[str]) -> str:
-    return "".join(f"{word:<8}" for word in words).rstrip()
+def _row(title: str, words: Sequence[str]) -> str:
+    width = 22 + title.startswith("\n")
+    return f"{title:<{width}}" + "".join(f"{word:<6}" for word in words).rstrip()
+
+
+def _unclear(cells: Sequence[Cell]) -> list[str]:
+    """Why cells could not tell, each reason once."""
+    told = (Outcome.REPRODUCED, Outcome.ABSENT, Outcome.MEASURED)
+    unclear = [cell for cell in cells if cell.outcome not in told]
+    return list(dict.fromkeys(f"{c.code}, {c.cure}: {c.outcome}: {c.reason}" for c in unclear))
 
 
 def judge(report: Report) -> Verdict:
     """One sentence: what is broken on this torch, and which cure holds for each of it."""
-    bare = {c.code: c for c in report.cells if c.cure == NO_CURE and c.when == LATER}
-    bad = [code for code, cell in bare.items() if cell.outcome is not Outcome.ABSENT]
-    reproduced = [code for code in bad if bare[code].outcome is Outcome.REPRODUCED]
+    modes = [c for c in report.cells if c.cure == NO_CURE and c.code not in (CONTROL, COST)]
+    bad = [cell for cell in modes if cell.outcome is not Outcome.ABSENT or cell.manner]
+    reproduced = _codes(cell for cell in bad if cell.outcome is Outcome.REPRODUCED)
     evidence = {f"{c.code} {c.cure} {c.when}": f"{c.outcome}: {c.reason}" for c in report.cells}
+    control = report.cell(CONTROL, NO_CURE, LATER)
+    if control is not None and control.outcome is not Outcome.ABSENT:
+        summary = f"torch {report.torch}: not even a single thread works: {control.reason}"
+        return Verdict(Status.UNKNOWN, "concurrent-compile-unknown", summary, evidence)
     if reproduced:
         summary = (
-            f"torch {report.torch} has {', '.join(sorted(reproduced))}: threads that compile, "
+            f"torch {report.torch} has {', '.join(reproduced)}: threads that compile, trace or "
+            "draw at the same time disturb each other"
         )
-        summary += "trace or draw at the same time disturb each other"
-        remedy = "\n  ".join(_cures_of(report, code) for code in sorted(reproduced))
+        remedy = "\n  ".join(_remedies(report, reproduced))
         return Verdict(Status.PROBLEM, "concurrent-compile", summary, evidence, remedy)
     if bad:
-        summary = f"torch {report.torch}: could not tell for {', '.join(sorted(bad))}"
+        summary = f"torch {report.torch}: could not tell for {', '.join(_codes(bad))}"
         return Verdict(Status.UNKNOWN, "concurrent-compile-unknown", summary, evidence)
-    summary = f"torch {report.torch} has none of {', '.join(sorted(bare))}"
+    summary = f"torch {report.torch} has none of {', '.join(_codes(modes))}"
     return Verdict(Status.OK, "concurrent-compile-absent", summary, evidence)
 
 
-def _cures_of(report: Report, code: str) -> str:
-    holding = report.holding(code)
-    return f"{code} is cured by: {', '.join(holding) or 'nothing that was tried'}"
+def _codes(cells: Iterable[Cell]) -> list[str]:
+    return sorted({cell.code for cell in cells})
 
 
-def _last_line(text: str) -> str:
-    return next((line for line in reversed(text.splitlines()) if line.strip()), "no message")
+def _remedies(report: Report, codes: Sequence[str]) -> Iterator[str]:
+    """One line if the shipped cure holds for all; else a line for each failure."""
+    holding = {code: report.holding(code) for code in codes}
+    if all(SHIPPED in cures for cures in holding.values()):
+        yield (
+            "all are cured by: shipped, which `dflash train` applies; in your own program, see "
+            "docs/fxrace.md"
+        )
+        return
+    for code, cures in holding.items():
+        yield f"{code} is cured by: {', '.join(cures) or 'nothing that was tried'}"
 
 
 def arguments(modes: Sequence[str], cures: Sequence[str], full: bool) -> Iterator[str]:

@@ -1,5 +1,7 @@
 """The fxrace table: what a cell is called, what is concluded, and how the child is read."""
 
+import json
+
 import pytest
 
 from diagnostics.probes.fxrace import table
@@ -25,7 +27,7 @@ def report(**rows: tuple[Outcome, ...]) -> Report:
     ("bare", "cured", "word"),
     [
         (BAD, FINE, "holds"),
-        (BAD, BAD, "BAD"),
+        (BAD, BAD, "no-op"),
         (BAD, UNSURE, "?"),
         (BAD, Outcome.HUNG, "HANG"),
         (BAD, Outcome.CRASHED, "crash"),
@@ -38,9 +40,50 @@ def test_a_cure_is_judged_against_the_run_without_it(bare, cured, word):
     assert report(none=(bare,), gate_only=(cured,)).word("DF001", "gate-only", "later") == word
 
 
+def cell(code, cure, outcome, reason="why", manner="", when="later"):
+    return Cell(code, cure, when, outcome, reason, manner)
+
+
+def test_no_op_means_bad_in_the_same_way():
+    bare = cell("DF005", "none", BAD, "left patched, 1 wrong graph")
+    partly = cell("DF005", "c", BAD, "left patched")
+    assert Report("2.13", (bare, partly)).word("DF005", "c", "later") == "BAD"
+
+
+def test_a_silent_fall_back_and_a_mask_are_not_cures():
+    cells = (
+        cell("DF001", "none", BAD),
+        cell("DF001", "none", FINE, manner="masked", when="in-compile"),
+        cell("DF001", "e", BAD, manner="silent"),
+        cell("DF001", "k", FINE, manner="masked"),
+    )
+    tried = Report("2.13", cells)
+    assert tried.word("DF001", "none", "in-compile") == "mask"
+    assert tried.word("DF001", "e", "later") == "eager"
+    assert tried.word("DF001", "k", "later") == "mask"
+    assert tried.holding("DF001") == []
+
+
+def test_a_masked_failure_is_not_clean():
+    cells = (cell("DF001", "none", FINE, manner="masked"),)
+    assert table.judge(Report("2.13", cells)).status is Status.UNKNOWN
+
+
+def test_what_one_thread_cannot_do_either_shows_nothing():
+    broken = (cell("DF000", "none", BAD), cell("DF001", "none", BAD))
+    assert table.judge(Report("2.13", broken)).status is Status.UNKNOWN
+    cured = (cell("DF000", "none", FINE), cell("DF000", "a", BAD))
+    assert Report("2.13", cured).word("DF000", "a", "later") == "break"
+
+
+def test_a_cost_is_shown_as_measured():
+    cells = (cell("COST", "shipped", Outcome.MEASURED, "0.9 s"),)
+    assert Report("2.13", cells).word("COST", "shipped", "later") == "0.9 s"
+
+
 def test_the_bare_row_is_never_said_to_hold():
     words = [report(none=(o,)).word("DF001", "none", "later") for o in (BAD, FINE, UNSURE)]
-    assert words == ["BAD", "absent", "?"]
+    assert words == ["BAD", "fine", "?"]
 
 
 def test_a_cure_holds_only_if_it_does_at_every_moment():
@@ -67,6 +110,11 @@ def test_the_remedy_names_the_cures_per_failure():
     assert verdict.remedy == "DF001 is cured by: c2\n  DF002 is cured by: nothing that was tried"
 
 
+def test_one_cure_for_all_is_said_in_one_line():
+    verdict = table.judge(report(none=(BAD, BAD), shipped=(FINE, FINE), c2=(FINE, BAD)))
+    assert verdict.remedy.startswith("all are cured by: shipped")
+
+
 def test_without_the_bare_run_no_cure_is_judged():
     chosen = table.arguments(["DF001"], ["gate-only"], False)
     assert list(chosen) == ["--code", "DF001", "--cure", "none", "--cure", "gate-only"]
@@ -77,7 +125,8 @@ def test_without_the_bare_run_no_cure_is_judged():
     [
         ("raise SystemExit('no torch')", "ended early: no torch"),
         (
-            'print(\'{"torch": "2", "cells": ["DF001:none:later"]}\'); raise SystemExit(\'gone\')',
+            'print(\'{"torch": "2", "left_out": [], "cells": ["DF001:none:later"]}\');'
+            " raise SystemExit('gone')",
             "ended early: gone",
         ),
     ],
@@ -90,8 +139,9 @@ def test_a_child_that_ends_early_is_not_a_clean_result(monkeypatch, tmp_path, pr
 
 
 def test_rows_are_shown_in_order_as_they_fill(monkeypatch, tmp_path):
-    lines = ['{"torch": "2.13", "cells": ["DF001:none:later", "DF001:c:later", "DF001:c2:later"]}']
-    for cure, outcome in (("c2", "absent"), ("none", "reproduced"), ("c", "cannot-tell")):
+    cells = ["DF001:none:later", "DF001:c:later", "DF001:c2:later"]
+    lines = [json.dumps({"torch": "2.13", "left_out": ["DF012"], "cells": cells})]
+    for cure, outcome in (("c2", "absent"), ("none", "reproduced"), ("c", "cannot tell")):
         lines.append(
             f'{{"code": "DF001", "cure": "{cure}", "when": "later", "outcome": "{outcome}",'
             ' "reason": "why"}'
@@ -102,9 +152,16 @@ def test_rows_are_shown_in_order_as_they_fill(monkeypatch, tmp_path):
     monkeypatch.setattr("diagnostics.reproducers.reproducer_dir", lambda: tmp_path)
     shown: list[str] = []
     table.measure([], shown.append)
-    assert [line.split() for line in shown[2:]] == [
-        ["no", "cure", "BAD"],
-        ["c", "?"],
-        ["c2", "holds"],
-        ["DF001:", "cannot", "tell:", "why"],
+    assert shown == [
+        "DF001  fx flag",
+        "\ntorch 2.13            DF001",
+        "no cure               BAD",
+        "c                     ?",
+        "c2                    holds",
+        "",
+        "BAD    it happens",
+        "holds  it happens without the cure, and not with it",
+        "?      the run could not tell",
+        "DF001, c: cannot tell: why",
+        "not run: DF012, which need CUDA (--device cuda)",
     ]
