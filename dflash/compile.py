@@ -14,6 +14,8 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from types import FunctionType
+from typing import Any
 
 import torch
 
@@ -102,6 +104,19 @@ def backward_on_this_thread() -> Iterator[None]:
     """
     with torch.autograd.set_multithreading_enabled(False):
         yield
+
+
+def compiled_for_this_thread(function: Callable[..., Any], backend: str) -> Callable[..., Any]:
+    """`torch.compile` of a copy of `function` that no other thread uses.
+
+    With one code object for all, threads share Dynamo's recompile limit, and a backward may be
+    compiled in two of them at once. Sizes are dynamic; whatever would run eager is an error.
+    """
+    assert isinstance(function, FunctionType)
+    own = FunctionType(
+        function.__code__.replace(), function.__globals__, function.__name__, function.__defaults__
+    )
+    return torch.compile(own, backend=backend, dynamic=True, fullgraph=True)
 
 
 def _install(probe: Callable[[], ThreadProbe]) -> Isolation:

@@ -4,6 +4,7 @@ T context tokens, P draft slots, D hidden size, F = captured layers x D, H query
 E head size.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,15 +64,19 @@ class Attention(nn.Module):
         self.q_norm = RMSNorm(head, eps=config.rms_norm_eps)
         self.k_norm = RMSNorm(head, eps=config.rms_norm_eps)
 
-    def forward(
-        self, hidden_PD: Tensor, context_TD: Tensor, rope_KE: "Rope", masks: list[DocumentMask]
-    ) -> Tensor:
+    def project(
+        self, hidden_PD: Tensor, context_TD: Tensor, rope_KE: "Rope"
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries [H, P, E], keys and values [G, K, E], rotated."""
         keys_KD = torch.cat([context_TD, hidden_PD])
         query_HPE = self.q_norm(self._heads(self.q_proj(hidden_PD)))
         key_GKE = self.k_norm(self._heads(self.k_proj(keys_KD)))
         value_GKE = self._heads(self.v_proj(keys_KD))
         query_HPE = rope_KE.tail(len(hidden_PD)).rotate(query_HPE)
-        out_HPE = attend(query_HPE, rope_KE.rotate(key_GKE), value_GKE, masks)
+        return query_HPE, rope_KE.rotate(key_GKE), value_GKE
+
+    def output(self, out_HPE: Tensor) -> Tensor:
+        """What the heads read, put together: [P, D]."""
         return self.o_proj(out_HPE.transpose(0, 1).flatten(1))
 
     def _heads(self, x: Tensor) -> Tensor:
@@ -92,7 +97,10 @@ class MLP(nn.Module):
 
 
 class DraftLayer(nn.Module):
-    """One pre-norm layer; the context only adds keys and values."""
+    """One pre-norm layer; the context only adds keys and values.
+
+    Its work on each side of attention is a region: all layers share their compiled code.
+    """
 
     def __init__(self, config: DrafterConfig) -> None:
         super().__init__()
@@ -102,12 +110,38 @@ class DraftLayer(nn.Module):
         self.post_attention_layernorm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
 
     def forward(
-        self, hidden_PD: Tensor, context_TD: Tensor, rope_KE: "Rope", masks: list[DocumentMask]
+        self,
+        hidden_PD: Tensor,
+        context_TD: Tensor,
+        rope_KE: "Rope",
+        masks: list[DocumentMask],
+        regions: "Regions",
     ) -> Tensor:
-        hidden_PD = hidden_PD + self.self_attn(
-            self.input_layernorm(hidden_PD), context_TD, rope_KE, masks
-        )
+        query_HPE, key_GKE, value_GKE = regions.before(self, hidden_PD, context_TD, rope_KE)
+        out_HPE = attend(query_HPE, key_GKE, value_GKE, masks)
+        return regions.after(self, hidden_PD, out_HPE)
+
+    def before_attention(
+        self, hidden_PD: Tensor, context_TD: Tensor, rope_KE: "Rope"
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        return self.self_attn.project(self.input_layernorm(hidden_PD), context_TD, rope_KE)
+
+    def after_attention(self, hidden_PD: Tensor, out_HPE: Tensor) -> Tensor:
+        hidden_PD = hidden_PD + self.self_attn.output(out_HPE)
         return hidden_PD + self.mlp(self.post_attention_layernorm(hidden_PD))
+
+
+@dataclass(frozen=True)
+class Regions:
+    """The two parts of every layer that may run compiled; as they are written unless replaced."""
+
+    before: Callable[..., tuple[Tensor, Tensor, Tensor]] = DraftLayer.before_attention
+    after: Callable[..., Tensor] = DraftLayer.after_attention
+
+    @classmethod
+    def compiled(cls, compiled: Callable[[Callable[..., Any]], Callable[..., Any]]) -> "Regions":
+        """Each part through `compiled`, which turns a function into its compiled form."""
+        return cls(compiled(DraftLayer.before_attention), compiled(DraftLayer.after_attention))
 
 
 class Drafter(nn.Module):
@@ -124,6 +158,7 @@ class Drafter(nn.Module):
         self.hidden_norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.layers = nn.ModuleList(DraftLayer(config) for _ in range(config.num_layers))
         self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.regions = Regions()
 
     def forward(
         self,
@@ -150,7 +185,8 @@ class Drafter(nn.Module):
         masks = {w: document_masks(document_T, anchor_N, block, w) for w in windows}
         hidden_PD = inputs_PD
         for i, layer in enumerate(self.layers):
-            hidden_PD = layer(hidden_PD, context_TD, rope_KE, masks[self.config.window(i)])
+            mask = masks[self.config.window(i)]
+            hidden_PD = layer(hidden_PD, context_TD, rope_KE, mask, self.regions)
         return self.norm(hidden_PD)
 
 

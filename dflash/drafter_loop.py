@@ -1,17 +1,20 @@
 """DrafterTrainLoop: one thread per drafter device, one replica of the drafter each."""
 
+import logging
 import time
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from dflash.batches import Batch, TargetFeatures
 from dflash.checkpoint import Checkpoints, Progress, TrainingState
+from dflash.compile import backward_on_this_thread, compiled_for_this_thread
 from dflash.concurrency import Gate
 from dflash.config import TrainConfig
-from dflash.drafter import DrafterConfig, build_drafter
+from dflash.drafter import DrafterConfig, Regions, build_drafter
 from dflash.losses import LossSums, Objective, Teacher, block_losses
 from dflash.metrics import StepMetrics
 from dflash.optim import Gradients, Schedule, apply_step, make_optimizer
@@ -22,6 +25,8 @@ from dflash.sinks import Reporter
 from dflash.steps import StepPlan
 from dflash.stop import StopRequest
 from dflash.target import FrozenHead
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -87,19 +92,26 @@ class DrafterTrainLoop:
 
     def _start(self, sample: TargetFeatures) -> None:
         gate = self.shared.gate
+        started_s = time.monotonic()
         gate.phase(self.name, "building the drafter")
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
         self.drafter = build_drafter(
             self.shared.shape, seed=self.config.data.seed, device=self.device
         )
+        if (backend := self.config.devices.compile) != "none":
+            self.drafter.regions = Regions.compiled(
+                partial(compiled_for_this_thread, backend=backend)
+            )
         self.optimizer = make_optimizer(self.drafter, self.config.optimizer)
         if self.shared.resume_from is not None:
             gate.phase(self.name, "loading the checkpoint")
             self.shared.resume_from.restore(self.drafter, self.optimizer)
         self.head = self.shared.head.to(self.device, self.shared.dtype)
-        gate.phase(self.name, "warming up")
+        backend = self.config.devices.compile
+        gate.phase(self.name, "warming up" if backend == "none" else f"compiling with {backend}")
         self._micro_batch(sample.to(self.device), 0.0, self._new_gradients())
+        log.info("ready after %.1f s, compiled with: %s", time.monotonic() - started_s, backend)
         gate.arrive(self.name)
         gate.wait()
 
@@ -161,7 +173,8 @@ class DrafterTrainLoop:
             self.objective,
             _teacher(features, shape.block_size),
         )
-        gradients.add(main, cap, self.drafter)
+        with backward_on_this_thread():
+            gradients.add(main, cap, self.drafter)
         return sums
 
     def _noisy(self, features_TF: Tensor, batch: Batch, scale: float) -> Tensor:

@@ -182,7 +182,7 @@ def _patching_own_thread(patch_method: Callable[..., Any]) -> Callable[..., Any]
         def in_owner(*args: Any, **kwargs: Any) -> Any:
             return (new if threading.get_ident() == owner else old)(*args, **kwargs)
 
-        _skip(in_owner)
+        skip(in_owner)
         return patch_method(self, cls, name, in_owner, *rest, **kw)
 
     return patch
@@ -195,7 +195,7 @@ def _swap_code(function: FunctionType, template: Callable[..., Any], undo: ExitS
     """Let `function` run the code of `template`; the function object stays the same."""
     old, new = function.__code__, template.__code__
     function.__code__ = new.replace(co_name=old.co_name, co_qualname=old.co_qualname)
-    _skip(function)
+    skip(function)
     undo.callback(setattr, function, "__code__", old)
 
 
@@ -207,11 +207,11 @@ def _rebind(owner: Any, name: str, new: Any, undo: ExitStack) -> None:
 def _wrap_trace(wrap: Callable[[Callable[..., Any]], Callable[..., Any]], undo: ExitStack) -> None:
     tracer = find("torch.fx", "Tracer")
     wrapper = wrap(tracer.trace)
-    _skip(wrapper)
+    skip(wrapper)
     _rebind(tracer, "trace", wrapper, undo)
 
 
-def _skip(function: Callable[..., Any]) -> None:
+def skip(function: Callable[..., Any]) -> None:
     """Let Dynamo pass over the frames of `function`, as it does over torch's own here."""
     find("torch._dynamo.eval_frame", "skip_code")(function.__code__)
 

@@ -76,6 +76,13 @@ class DevicesConfig(Section):
         ("cuda:0",), help="where the drafter trains, one replica for each", unit="devices"
     )
 
+    compile: str = option(
+        "none",
+        help="compile the drafter's layers, in each drafter thread, with this backend of "
+        "torch.compile",
+        choices=("none", "inductor", "aot_eager"),
+    )
+
     @property
     def all_cpu(self) -> bool:
         """Whether no stage runs on a GPU."""

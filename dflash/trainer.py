@@ -11,6 +11,7 @@ import torch
 from dflash import failures
 from dflash.batches import Batch, TargetFeatures
 from dflash.checkpoint import TrainingState
+from dflash.compile import install_thread_isolation
 from dflash.concurrency import Gate, StuckThreads, TaskGroup
 from dflash.config import TrainConfig, config_hash
 from dflash.drafter import DrafterConfig
@@ -64,6 +65,8 @@ def _train(config: TrainConfig, directory: RunDirectory) -> int:
         log.info("nothing to do: all %d steps are done", plan.total_steps)
         return Exit.OK
     dtype = compute_dtype(config)
+    if config.devices.compile != "none":
+        install_thread_isolation()
     targets = load_targets(
         config.model.target_model,
         shape.target_layer_ids,

@@ -18,6 +18,7 @@ import os
 import select
 import signal
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,8 @@ import torch
 import torch._dynamo  # imported once here, instead of lazily in every cell
 from cures import CURES
 from stage import Missed
+from target import CODES as TARGET_CODES
+from target import reproducers as reproducers_of
 
 HERE = Path(__file__).resolve().parent
 COST = "COST"
@@ -36,11 +39,12 @@ IN_COMPILE_CODES = ("DF001", "DF003")
 # What is run unless cures are named: the bare failures, what the trainer does, and what is
 # proposed most often.
 USUAL_CURES = ("none", "shipped", "gate-only", "lock-every-step")
+TARGET_CURES = ("none", "shipped", "lock-every-step")  # a real compile may take minutes
 # Cures that act on a thread's first step: what they do later says little about start-up.
 START_UP_CURES = ("lock-first-step", "gate-only", "main-thread-first")
 # Cures that say something of a trace opened by a compile, unless everything is asked for.
 IN_COMPILE_CURES = ("none", "shipped", "own-is-compiling")
-TIMEOUT_S = {"cpu": 30.0, "cuda": 120.0}
+TIMEOUT_S = {"cpu": 30.0, "cuda": 120.0, "target": 300.0}
 
 
 @dataclass
@@ -64,31 +68,36 @@ def reproducer(code: str) -> Any:
     return module
 
 
-def start(cell: str, device: str) -> Running:
+def start(cell: str, device: str, target: str | None) -> Running:
     """Fork a cell; the child never returns."""
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:
         os.close(reading)
-        _run_and_leave(cell, device, writing)
+        _run_and_leave(cell, device, target, writing)
     os.close(writing)
     now_s = time.monotonic()
-    return Running(cell, pid, reading, now_s, now_s + TIMEOUT_S[device])
+    timeout_s = TIMEOUT_S["target" if target else device]
+    return Running(cell, pid, reading, now_s, now_s + timeout_s)
 
 
-def _run_and_leave(cell: str, device: str, writing: int) -> None:
+def _run_and_leave(cell: str, device: str, target: str | None, writing: int) -> None:
     code, cure, when = cell.split(":")
     run = harness.Run(CURES[cure], when, device)
     try:
-        finding = _measured(run) if code == COST else harness.examine(_reproduce(code), run)
+        finding = _examined(code, run, target)
     except BaseException as error:  # whatever it is, the row must say so
         finding = harness.Finding("crashed", harness.described(error) or "")
     os.write(writing, json.dumps(vars(finding), default=str).encode())
     os._exit(0)  # threads that are still parked must not hold the cell up
 
 
-def _reproduce(code: str) -> Any:
-    return reproducer(code).reproduce
+def _examined(code: str, run: harness.Run, target: str | None) -> harness.Finding:
+    if code == COST:
+        return _measured(run)
+    if target is not None:
+        return harness.examine(reproducers_of(target)[code], run)
+    return harness.examine(reproducer(code).reproduce, run)
 
 
 def _measured(run: harness.Run) -> harness.Finding:
@@ -126,12 +135,12 @@ def _outcome(said: bytes, overdue: bool, status: int) -> dict[str, Any]:
     return {"outcome": "crashed", "reason": f"ended without a word: {how}"}
 
 
-def run_all(cells: list[str], *, at_once: int, device: str) -> None:
+def run_all(cells: list[str], *, at_once: int, device: str, target: str | None) -> None:
     """Run the cells, `at_once` at a time, and print each as it ends."""
     waiting, running = list(cells), dict[int, Running]()
     while waiting or running:
         while waiting and len(running) < at_once:
-            one = start(waiting.pop(0), device)
+            one = start(waiting.pop(0), device, target)
             running[one.pipe] = one
         next_deadline_s = min(one.deadline_s for one in running.values())
         readable, _, _ = select.select(
@@ -142,12 +151,12 @@ def run_all(cells: list[str], *, at_once: int, device: str) -> None:
             print(json.dumps(end(running.pop(pipe))), flush=True)
 
 
-def cells(codes: list[str], cures: list[str], full: bool) -> list[str]:
+def plan(codes: list[str], cures: list[str], moments: Sequence[str], full: bool) -> list[str]:
     """Cure after cure, the later moment first: a table's rows in the order of reading."""
     return [
         f"{code}:{cure}:{when}"
         for cure in cures
-        for when in harness.MOMENTS
+        for when in moments
         for code in codes
         if _is_of_use(code, cure, when, full)
     ]
@@ -166,16 +175,23 @@ def main() -> None:
     parser.add_argument("--code", action="append", choices=every_code, help="only this mode")
     parser.add_argument("--cure", action="append", choices=list(CURES), help="only this cure")
     parser.add_argument("--full", action="store_true", help="every cure, at every moment")
-    parser.add_argument("--device", choices=list(TIMEOUT_S), default="cpu")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--target", metavar="PACKAGE.MODULE:FUNCTION", help="your own function")
     parser.add_argument("--at-once", type=int, default=2, help="processes at a time")
     arguments = parser.parse_args()
+    if arguments.target:
+        every_code = TARGET_CODES
     codes = arguments.code or every_code
     left_out = [code for code in codes if arguments.device == "cpu" and code in CUDA_CODES]
-    cures = arguments.cure or list(CURES if arguments.full else USUAL_CURES)
-    chosen = cells([code for code in codes if code not in left_out], cures, arguments.full)
-    plan = {"torch": str(torch.__version__), "cells": chosen, "left_out": left_out}
-    print(json.dumps(plan), flush=True)
-    run_all(chosen, at_once=arguments.at_once, device=arguments.device)
+    usual_cures = TARGET_CURES if arguments.target else USUAL_CURES
+    cures = arguments.cure or list(CURES if arguments.full else usual_cures)
+    codes = [code for code in codes if code not in left_out]
+    # A trace of the user's own function is within a compile anyway.
+    moments = [when for when in harness.MOMENTS if not (arguments.target and when == "in-compile")]
+    chosen = plan(codes, cures, moments, arguments.full)
+    said = {"torch": str(torch.__version__), "cells": chosen, "left_out": left_out}
+    print(json.dumps(said), flush=True)
+    run_all(chosen, at_once=arguments.at_once, device=arguments.device, target=arguments.target)
 
 
 if __name__ == "__main__":

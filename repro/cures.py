@@ -96,7 +96,7 @@ class SysModulesWrapper(Cure):
             sys.modules[FX] = module
 
 
-def _dflash(module: str) -> Any:
+def dflash_module(module: str) -> Any:
     """A module of the `dflash` beside these files, in a checkout or in the installed package.
 
     Found by its place: z-lab's wheel owns the import name too, and another environment's Python
@@ -121,7 +121,7 @@ class _Isolated(Cure):
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
-        isolation = _dflash("fx_isolation")
+        isolation = dflash_module("fx_isolation")
         with ExitStack() as undo:
             # A torch that lacks the name has nothing of that kind to isolate.
             with contextlib.suppress(isolation.MissingName):
@@ -153,7 +153,7 @@ class OwnThreadBackward(Cure):
     summary = "the backward, and its lazy compile, on the thread that calls it: mode 12"
 
     def step(self) -> AbstractContextManager[None]:
-        return _dflash("compile").backward_on_this_thread()
+        return dflash_module("compile").backward_on_this_thread()
 
 
 class NonLazyBackward(Cure):
@@ -265,7 +265,7 @@ class Shipped(OwnThreadBackward):
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
-        isolation = _dflash("compile").install_thread_isolation()
+        isolation = dflash_module("compile").install_thread_isolation()
         try:
             yield
         finally:

@@ -7,7 +7,8 @@ runs in two threads at once with torch's compile lock free.
 Why: the backward graph is compiled lazily. `_AutogradBackwardCompiler.get_or_compile` (before 2.13
 inside `_backward_impl`; torch/_functorch/_aot_autograd/runtime_wrappers.py) asks "compiled yet?"
 and compiles, with no lock around both. Inductor takes the compile lock inside
-(`compile_fx_backward` in torch/_inductor/compile_fx.py), too late for the question; other backends do not take it at all.
+(`compile_fx_backward` in torch/_inductor/compile_fx.py), too late for the question; other backends
+do not take it at all.
 
 When harmless: where every thread compiles a function of its own, or the first backward is over
 before a second thread calls. Results are right either way; time and the lock's promise are lost.

@@ -22,6 +22,7 @@ Upstream: no report known. Seen on 2.11 on an H200; the code is the same in 2.13
 from __future__ import annotations
 
 import functools
+import importlib
 import sys
 import traceback
 from collections.abc import Callable
@@ -30,9 +31,10 @@ from typing import Any
 import harness
 import torch
 from stage import Missed
-from torch._higher_order_ops import flex_attention as flex_module
 from torch.nn.attention.flex_attention import flex_attention
 
+# An attribute access would find the operator of the same name.
+flex_module = importlib.import_module("torch._higher_order_ops.flex_attention")
 LOCK_AWAITED = "compile_lock awaited"
 
 

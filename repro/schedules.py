@@ -35,7 +35,7 @@ def beside_trace(run: Run, warm_up: Callable[[], Any], act: Callable[[], Any]) -
         backend = run.backend(lambda: trace_in_a(inside))
         torch.compile(lambda x: x + 1, backend=backend)(torch.ones(2))
 
-    return _beside(run, compile_in_a if run.within_compile else trace_in_a, warm_up, act)
+    return beside(run, compile_in_a if run.within_compile else trace_in_a, warm_up, act)
 
 
 def beside_compile(run: Run, act: Callable[[], Any]) -> Worker:
@@ -44,12 +44,14 @@ def beside_compile(run: Run, act: Callable[[], Any]) -> Worker:
     def compile_in_a(inside: Inside) -> None:
         torch.compile(lambda x: x + 1, backend=run.backend(inside))(torch.ones(2))
 
-    return _beside(run, compile_in_a, nothing, act)
+    return beside(run, compile_in_a, nothing, act)
 
 
-def _beside(
+def beside(
     run: Run, window: Callable[[Inside], Any], warm_up: Callable[[], Any], act: Callable[[], Any]
 ) -> Worker:
+    """Let thread B act once while thread A stands in `window`, where it calls what it was given."""
+
     def inside() -> None:
         run.stage.reach("A inside")
         run.stage.wait("B done", "B waits")
@@ -94,7 +96,7 @@ def overlapping(
 
     def inside_second() -> None:
         run.stage.reach(f"{second} inside")
-        run.stage.wait(f"{first} left")
+        run.stage.wait(f"{first} left", f"{first} waits")
 
     def thread_first() -> Any:
         run.first_step()

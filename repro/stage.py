@@ -173,6 +173,9 @@ class StageLock:
                 self._owner = None
                 self._stage._changed.notify_all()
 
+    def _is_owned(self) -> bool:  # as threading.RLock calls it
+        return self._owner == threading.get_ident()
+
 
 class Worker(threading.Thread):
     """A named thread that keeps what its function returned or raised, and reaches `<name> done`."""

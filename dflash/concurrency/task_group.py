@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import copy_context
 from typing import ClassVar, NamedTuple, Self, TypeVarTuple
 
 from dflash.concurrency.channel import ChannelBroken
@@ -60,8 +61,9 @@ class TaskGroup:
         self._failures: list[_Failure] = []
 
     def start(self, fn: Callable[[*Args], object], *args: *Args, name: str) -> None:
-        """Run `fn(*args)` in a thread called `name`.
+        """Run `fn(*args)` in a thread called `name`, in a copy of the caller's context.
 
+        So settings that live in context variables, as torch's do from 2.12 on, hold in it too.
         Raises `RuntimeError` outside the group's `with`; `Cancelled` if the group is cancelled.
         """
         with self.scope.changed:
@@ -69,7 +71,8 @@ class TaskGroup:
                 raise RuntimeError(f"group {self.name!r}: cannot start {name!r} outside its `with`")
             self.scope.check()
             # A daemon, so that a stuck thread cannot keep the process alive.
-            thread = threading.Thread(target=self._run, args=(fn, *args), name=name, daemon=True)
+            run = (copy_context().run, (self._run, fn, *args))
+            thread = threading.Thread(target=run[0], args=run[1], name=name, daemon=True)
             # Known before it runs: a signal handler may raise after `start` has made the thread.
             self._threads.append(thread)
             try:

@@ -1,0 +1,43 @@
+"""A schedule as people read it: time goes down, each thread has its column."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Mapping
+from itertools import groupby
+
+from interleavings import Schedule
+
+WIDTH = 100
+NUMBER = 5
+SHOWN = 2  # first and last steps of a run of steps that are shown; those between are counted
+
+
+def timeline(schedule: Schedule, roles: Mapping[str, str]) -> Iterator[str]:
+    """The lines; `roles` says for each thread, by name, what it does. None is wider than WIDTH."""
+    names = list(roles)
+    width = (WIDTH - NUMBER) // len(names) - 2
+    rule = "-" * width
+    yield _row("", [f"{name} {roles[name]}" for name in names], width)
+    yield _row("", [rule for _ in names], width)
+    for number, name, text in _lines(schedule):
+        yield _row(number, [text if name == column else "" for column in names], width)
+    yield from textwrap.wrap(f"=> {schedule.failure or 'nothing is wrong'}", WIDTH)
+
+
+def _lines(schedule: Schedule) -> Iterator[tuple[str, str, str]]:
+    """Number, thread, text; a long run of one thread's steps is cut in its middle."""
+    numbered = enumerate(schedule.steps, start=1)
+    for name, run in groupby(numbered, key=lambda item: item[1].thread):
+        steps = [(str(number), name, step.point) for number, step in run]
+        hidden = len(steps) - 2 * SHOWN
+        if hidden < 2:
+            yield from steps
+            continue
+        yield from steps[:SHOWN]
+        yield "", name, f"... {hidden} steps more"
+        yield from steps[-SHOWN:]
+
+
+def _row(number: str, cells: list[str], width: int) -> str:
+    return "".join([f"{number:>3}  ", *(f"{cell[:width]:<{width + 2}}" for cell in cells)]).rstrip()
