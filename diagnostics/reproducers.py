@@ -1,17 +1,18 @@
-"""Run a reproducer as a child program: a hang or a crash in it is a finding, not a casualty.
+"""Run the programs of repro/ as children: a hang or a crash in one is a finding, not a casualty.
 
-A reproducer says its outcome on its last line as JSON and exits 10 reproduced, 0 absent, 125 cannot
-tell; 1 is left to Python's own uncaught exceptions.
+They speak in lines, say their outcome on the last one as JSON, and exit 10 reproduced, 0 absent,
+125 cannot tell; 1 is left to Python's own uncaught exceptions.
 """
 
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -33,16 +34,6 @@ class Outcome(StrEnum):
 EXIT_CODES = {10: Outcome.REPRODUCED, 0: Outcome.ABSENT, 125: Outcome.CANNOT_TELL}
 
 
-@dataclass(frozen=True)
-class Result:
-    """One run of a reproducer: what happened, why we say so, and for how many seconds it ran."""
-
-    outcome: Outcome
-    reason: str
-    seconds: float
-    report: Mapping[str, Any] = field(default_factory=dict)
-
-
 def reproducer_dir() -> Path:
     """Where the reproducers lie: inside the installed package, or beside it in a checkout."""
     inside = DIAGNOSTICS_DIR / "repro"
@@ -55,59 +46,97 @@ def reproducers() -> dict[str, Path]:
     return {path.name[:5].upper(): path for path in paths}
 
 
-def run(program: Path, arguments: tuple[str, ...] = (), *, timeout_s: float) -> Result:
-    """Run one reproducer in a process group of its own and kill the group after `timeout_s`."""
-    started_s = time.monotonic()
-    child = subprocess.Popen(
-        [sys.executable, str(program), *arguments],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        errors="replace",
-        start_new_session=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"},
-    )
+@dataclass(frozen=True)
+class Ended:
+    """How a child ended: `code` as subprocess has it, None if it was killed for its silence."""
+
+    code: int | None
+    stderr: str
+
+    def how(self) -> str:
+        """In words, with its last ones."""
+        if self.code is None:
+            return f"it said nothing for too long and was killed: {last_line(self.stderr)}"
+        if self.code < 0:
+            return f"it was killed by {signal.Signals(-self.code).name}: {last_line(self.stderr)}"
+        return f"exit code {self.code}: {last_line(self.stderr)}"
+
+
+def follow(
+    program: Path,
+    arguments: Sequence[str],
+    on_line: Callable[[str], None],
+    *,
+    quiet_s: float,
+    python: str = sys.executable,
+    before_killing: Callable[[int], None] = lambda _pid: None,
+) -> Ended:
+    """Run a program and hand over each line of its output as it comes.
+
+    Args:
+        quiet_s: without a line for so many seconds, it and all that it started are killed.
+        before_killing: called with its process id then, to look at what hangs.
+    """
+    command = [python, "-W", "ignore", str(program), *arguments]
+    # A file and not a pipe: torch's warnings would fill a pipe that nobody reads meanwhile.
+    with tempfile.TemporaryFile() as errors:
+        child = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            start_new_session=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"},
+        )
+        with child:
+            code = _listen(child, on_line, quiet_s, before_killing)
+        errors.seek(0)
+        return Ended(code, errors.read().decode(errors="replace"))
+
+
+def _listen(
+    child: subprocess.Popen[bytes],
+    on_line: Callable[[str], None],
+    quiet_s: float,
+    before_killing: Callable[[int], None],
+) -> int | None:
+    """The exit code, or None after `quiet_s` of silence. Nothing of the child is left behind."""
     try:
-        out, err = child.communicate(timeout=timeout_s)
-    except subprocess.TimeoutExpired:
-        reason = f"still running after {timeout_s:g} s, and killed"
-        return Result(Outcome.HUNG, reason, time.monotonic() - started_s)
+        for line in _lines(child, quiet_s):
+            on_line(line)
+        return child.wait(quiet_s)
+    except (TimeoutError, subprocess.TimeoutExpired):
+        before_killing(child.pid)
+        return None
     finally:
-        _end_group(child)
-    return _read(child.returncode, out, err, time.monotonic() - started_s)
+        if child.poll() is None:
+            os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
 
 
-def _end_group(child: subprocess.Popen[str]) -> None:
-    """Leave nothing of the child behind, whatever ended the wait for it."""
-    if child.poll() is None:
-        os.killpg(child.pid, signal.SIGKILL)
-        child.communicate()
+def _lines(child: subprocess.Popen[bytes], quiet_s: float) -> Iterator[str]:
+    """Raises TimeoutError if no line comes for so long."""
+    assert child.stdout is not None
+    rest = b""
+    while select.select([child.stdout], [], [], quiet_s)[0]:
+        piece = os.read(child.stdout.fileno(), 1 << 16)
+        if not piece:
+            break
+        *lines, rest = (rest + piece).split(b"\n")
+        yield from (line.decode(errors="replace") for line in lines)
+    else:
+        raise TimeoutError
+    if rest:
+        yield rest.decode(errors="replace")
 
 
-def _read(code: int, out: str, err: str, seconds: float) -> Result:
-    report = _last_json(out)
-    outcome = EXIT_CODES.get(code)
-    if outcome is None:
-        return Result(Outcome.CRASHED, _crash_reason(code, err), seconds, report)
-    if not report:
-        reason = f"exit code {code}, but no JSON on the last line"
-        return Result(Outcome.CANNOT_TELL, reason, seconds)
-    return Result(outcome, str(report.get("reason", "")), seconds, report)
-
-
-def _last_json(out: str) -> dict[str, Any]:
-    lines = out.strip().splitlines()
+def said(line: str) -> dict[str, Any]:
+    """A JSON object that a child said on a line; empty if it is none."""
     try:
-        report = json.loads(lines[-1]) if lines else {}
+        found = json.loads(line)
     except ValueError:
         return {}
-    return report if isinstance(report, dict) else {}
-
-
-def _crash_reason(code: int, err: str) -> str:
-    how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-    return f"{how}: {last_line(err)}"
+    return found if isinstance(found, dict) else {}
 
 
 def last_line(text: str) -> str:

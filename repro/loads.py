@@ -129,7 +129,7 @@ def target(cure: Cure, device: str, seed: int) -> Make:
             drawn.add(number)
             if not torch.equal(out_BSD, expected_BSD):
                 return "the eager model's output changed"
-            return "a random number was drawn twice" if repeated else ""
+            return "a random number was drawn twice (DF006)" if repeated else ""
 
         with torch.no_grad():
             expected_BSD = model(x_BSD)

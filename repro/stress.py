@@ -5,8 +5,8 @@ long, did not meet it.
 
     python stress.py --seconds 30 --drafters 3 --targets 1 --cure shipped
 
-Prints JSON lines: the plan, with --windows each closed FX trace, each thread's first failures with
-their tracebacks, and last the outcome. Exit codes as in harness.py. The process ends by itself
+Prints JSON lines: the plan, now and then the steps done, with --windows each closed FX trace, each
+thread's first failures with their tracebacks, and last the outcome. Exit codes as in harness.py. The process ends by itself
 even if threads hang; whoever started it should be able to cope if it does not.
 """
 
@@ -31,6 +31,7 @@ import torch.fx
 from cures import CURES, Cure, dflash_module
 from stage import Stage
 
+TICK_S = 5.0
 JOIN_S = 30.0  # for a step, or a compile, that is under way when the time is up
 FAILURES_SHOWN = 3  # of each thread
 FAILURES_MOST = 20  # then a thread gives up: it has shown what there was to see
@@ -108,9 +109,16 @@ def run_all(threads: list[Thread], seconds: float) -> list[str]:
     for thread in threads:
         thread.end_s = end_s
         thread.start()
-    for thread in threads:
-        thread.join(max(0.0, end_s + JOIN_S - time.monotonic()))
+    while any(thread.is_alive() for thread in threads) and time.monotonic() < end_s + JOIN_S:
+        say(after_s=round(time.monotonic() - end_s + seconds), steps=_steps(threads))
+        tick_end_s = min(time.monotonic() + TICK_S, end_s + JOIN_S)
+        for thread in threads:
+            thread.join(max(0.0, tick_end_s - time.monotonic()))
     return [thread.name for thread in threads if thread.is_alive()]
+
+
+def _steps(threads: list[Thread]) -> dict[str, int]:
+    return {thread.name: thread.steps for thread in threads}
 
 
 def leftovers(module_call: Any) -> list[str]:

@@ -1,75 +1,103 @@
-"""Running reproducers: what each way to end is called, and that nothing is left behind."""
+"""Running children: what each way to end is called, and that nothing is left behind."""
 
+import signal
 from contextlib import suppress
-from pathlib import Path
 
 import psutil
 import pytest
 
-from diagnostics.reproducers import Outcome, run
-
-SAYS = "import json, sys; print('noise'); print(json.dumps({'reason': 'because'})); sys.exit(%d)"
+from diagnostics.reproducers import follow, last_line, said
 
 
 @pytest.fixture
-def program(tmp_path):
-    def write(code: str) -> Path:
-        path = tmp_path / "df999_test.py"
-        path.write_text(code)
-        return path
+def run(tmp_path):
+    """Run these lines as a program; returns how it ended, and the lines that it said."""
 
-    return write
+    def start(*lines, quiet_s=30.0, also=lambda _line: None, **more):
+        program = tmp_path / "df999_test.py"
+        program.write_text("\n".join(lines))
+        heard = []
+
+        def hear(line):
+            heard.append(line)
+            also(line)
+
+        return follow(program, [], hear, quiet_s=quiet_s, **more), heard
+
+    return start
+
+
+def test_lines_are_heard_as_they_come(run):
+    ended, heard = run("import sys", "print('one')", "print()", "sys.stdout.write('two')")
+    assert (ended.code, heard) == (0, ["one", "", "two"])
 
 
 @pytest.mark.parametrize(
-    ("code", "outcome"),
-    [(10, Outcome.REPRODUCED), (0, Outcome.ABSENT), (125, Outcome.CANNOT_TELL)],
+    ("line", "code", "how"),
+    [
+        ("raise RuntimeError('boom')", 1, "exit code 1: RuntimeError: boom"),
+        ("import os; os.abort()", -signal.SIGABRT, "it was killed by SIGABRT: no message"),
+        ("raise SystemExit(125)", 125, "exit code 125: no message"),
+    ],
 )
-def test_exit_codes(program, code, outcome):
-    result = run(program(SAYS % code), timeout_s=30)
-    assert (result.outcome, result.reason) == (outcome, "because")
+def test_how_it_ended_is_said(run, line, code, how):
+    ended, _ = run(line)
+    assert (ended.code, ended.how()) == (code, how)
 
 
-def test_an_uncaught_exception_is_a_crash_and_never_reproduced(program):
-    result = run(program("raise RuntimeError('boom')"), timeout_s=30)
-    assert result.outcome is Outcome.CRASHED
-    assert result.reason == "exit code 1: RuntimeError: boom"
-
-
-def test_a_signal_is_named(program):
-    result = run(program("import os; os.abort()"), timeout_s=30)
-    assert result.outcome is Outcome.CRASHED
-    assert "SIGABRT" in result.reason
-
-
-@pytest.mark.parametrize("code", ["", "print('[]')", "print('{broken')"])
-def test_an_exit_code_without_its_json_is_not_believed(program, code):
-    result = run(program(code), timeout_s=30)
-    assert result.outcome is Outcome.CANNOT_TELL
-    assert "no JSON" in result.reason
-
-
-def test_a_hang_is_a_finding_and_its_whole_group_is_killed(program, tmp_path):
-    pid_file = tmp_path / "pid"
-    hang = program(
-        "import os, subprocess, sys, threading\n"
-        "child = subprocess.Popen([sys.executable, '-c', 'import threading; "
-        "threading.Event().wait()'])\n"
-        f"open({str(pid_file)!r}, 'w').write(str(child.pid))\n"
-        "threading.Event().wait()\n"
+def test_a_hang_is_looked_at_and_its_whole_group_is_killed(run, tmp_path):
+    looked_at = []
+    ended, heard = run(
+        "import os, signal, sys",
+        "child = os.fork()",
+        "if child: print(child, flush=True)",
+        "signal.pause()",
+        quiet_s=2.0,
+        before_killing=looked_at.append,
     )
-    result = run(hang, timeout_s=8)
-    assert result.outcome is Outcome.HUNG
+    assert ended.code is None
+    assert "said nothing for too long" in ended.how()
+    assert len(looked_at) == 1
     with suppress(psutil.NoSuchProcess):
-        left = psutil.Process(int(pid_file.read_text()))
+        left = psutil.Process(int(heard[0]))
         with suppress(psutil.TimeoutExpired):  # a zombie that nobody reaps never goes away
             left.wait(timeout=5)
         assert left.status() == psutil.STATUS_ZOMBIE
 
 
-def test_the_child_does_not_import_from_the_working_directory(program, tmp_path, monkeypatch):
+def test_a_child_that_speaks_is_not_silent(run):
+    """The limit is on silence, not on the whole run."""
+    talk = ["import threading", "for _ in range(4):", " threading.Event().wait(0.5)"]
+    ended, heard = run(*talk, " print('still here', flush=True)", quiet_s=1.5)
+    assert (ended.code, len(heard)) == (0, 4)
+
+
+def test_an_interrupt_leaves_no_child_behind(run):
+    pids = []
+
+    def interrupt(line):
+        pids.append(int(line))
+        raise KeyboardInterrupt
+
+    program = ["import os, signal", "print(os.getpid(), flush=True)", "signal.pause()"]
+    with pytest.raises(KeyboardInterrupt):
+        run(*program, also=interrupt)
+    assert not psutil.pid_exists(pids[0])
+
+
+def test_the_child_does_not_import_from_the_working_directory(run, tmp_path, monkeypatch):
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     (elsewhere / "json.py").write_text("raise RuntimeError('wrong json')")
     monkeypatch.chdir(elsewhere)
-    assert run(program(SAYS % 0), timeout_s=30).outcome is Outcome.ABSENT
+    assert run("import json")[0].code == 0
+
+
+def test_what_is_no_json_object_says_nothing():
+    assert said('{"outcome": "absent"}') == {"outcome": "absent"}
+    assert said("[1]") == said("{broken") == said("") == {}
+
+
+def test_the_last_words():
+    assert last_line("one\ntwo\n\n  \n") == "two"
+    assert last_line("") == "no message"

@@ -1,14 +1,11 @@
 """The table failure by cure: run the cells, show each row as it fills, and conclude."""
 
-import json
-import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from diagnostics.reproducers import Outcome, last_line, reproducer_dir, reproducers
+from diagnostics.reproducers import Outcome, follow, reproducer_dir, reproducers, said
 from diagnostics.verdict import Status, Verdict
 
 NO_CURE = "none"
@@ -16,6 +13,7 @@ SHIPPED = "shipped"
 LATER = "later"
 COST = "COST"
 CONTROL = "DF000"
+QUIET_S = 330.0  # longer than any cell may take
 MOMENTS = {"start-up": "  at start-up", "in-compile": "  within a compile"}
 WORDS = {
     "BAD": "it happens",
@@ -117,19 +115,11 @@ def measure(
     Every cell has a deadline of its own there. Raises RuntimeError, with the child's last words,
     when it ends before all cells are done.
     """
-    command = [python, "-W", "ignore", str(reproducer_dir() / "cells.py"), *arguments]
-    # A file and not a pipe: torch's warnings would fill a pipe that nobody reads meanwhile.
-    with (
-        tempfile.TemporaryFile("w+") as errors,
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True) as child,
-    ):
-        assert child.stdout is not None
-        table = _Table(child.stdout.readline(), show)
-        for line in child.stdout:
-            table.add(Cell.of(json.loads(line)))
-        if table.missing:
-            errors.seek(0)
-            raise RuntimeError(f"the reproducers ended early: {last_line(errors.read())}")
+    table = _Table(show)
+    program = reproducer_dir() / "cells.py"
+    ended = follow(program, arguments, table.hear, quiet_s=QUIET_S, python=python)
+    if table.missing or ended.code != 0:
+        raise RuntimeError(f"the reproducers ended early: {ended.how()}")
     table.close()
     return table.report
 
@@ -137,19 +127,27 @@ def measure(
 class _Table:
     """The rows, a cure and a moment each, shown in order as they fill."""
 
-    def __init__(self, plan: str, show: Callable[[str], None]) -> None:
-        """`plan`: the first line of repro/cells.py; empty if it did not get that far."""
-        planned = json.loads(plan or '{"torch": "unknown", "cells": [""], "left_out": []}')
+    def __init__(self, show: Callable[[str], None]) -> None:
+        self.report = Report("unknown", ())
+        self.missing: set[tuple[str, ...]] = {("the plan",)}
+        self._show = show
+
+    def hear(self, line: str) -> None:
+        """A line of repro/cells.py: the plan, then a cell each."""
+        if ("the plan",) in self.missing:
+            self._plan(said(line))
+        else:
+            self._add(Cell.of(said(line)))
+
+    def _plan(self, planned: Mapping[str, Any]) -> None:
         cells = [tuple(cell.split(":")) for cell in planned["cells"]]
         self.report = Report(planned["torch"], ())
         self.missing = set(cells)
         self._left_out = planned["left_out"]
         self._codes = list(dict.fromkeys(cell[0] for cell in cells))
         self._rows = iter(list(dict.fromkeys(cell[1:] for cell in cells)))
-        self._show = show
         self._next = next(self._rows, None)
-        if plan:
-            self._open()
+        self._open()
 
     def _open(self) -> None:
         for code, path in reproducers().items():
@@ -162,7 +160,7 @@ class _Table:
         heads = ["waits" if code == COST else code for code in self._codes]
         self._show(_row(f"\ntorch {self.report.torch}", heads))
 
-    def add(self, cell: Cell) -> None:
+    def _add(self, cell: Cell) -> None:
         self.report = Report(self.report.torch, (*self.report.cells, cell))
         self.missing.discard((cell.code, cell.cure, cell.when))
         while self._next and not any((code, *self._next) in self.missing for code in self._codes):

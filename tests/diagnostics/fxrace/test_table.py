@@ -123,11 +123,11 @@ def test_without_the_bare_run_no_cure_is_judged():
 @pytest.mark.parametrize(
     ("program", "message"),
     [
-        ("raise SystemExit('no torch')", "ended early: no torch"),
+        ("raise SystemExit('no torch')", "ended early: exit code 1: no torch"),
         (
             'print(\'{"torch": "2", "left_out": [], "cells": ["DF001:none:later"]}\');'
             " raise SystemExit('gone')",
-            "ended early: gone",
+            "ended early: exit code 1: gone",
         ),
     ],
 )
