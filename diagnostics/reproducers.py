@@ -6,6 +6,7 @@ They speak in lines, say their outcome on the last one as JSON, and exit 10 repr
 
 import json
 import os
+import re
 import select
 import signal
 import subprocess
@@ -44,6 +45,12 @@ def reproducers() -> dict[str, Path]:
     """Code (`DF001`) -> program, in the order of the codes."""
     paths = sorted(reproducer_dir().glob("df[0-9][0-9][0-9]_*.py"))
     return {path.name[:5].upper(): path for path in paths}
+
+
+def cures() -> list[str]:
+    """The names that `--cure` takes, read from the file that has them."""
+    text = (reproducer_dir() / "cures.py").read_text(encoding="utf-8")
+    return re.findall(r'^    name(?:: [^=]+)? = "(.+)"$', text, re.MULTILINE)
 
 
 @dataclass(frozen=True)

@@ -235,13 +235,3 @@ def _remedies(report: Report, codes: Sequence[str]) -> Iterator[str]:
         return
     for code, cures in holding.items():
         yield f"{code} is cured by: {', '.join(cures) or 'nothing that was tried'}"
-
-
-def arguments(modes: Sequence[str], cures: Sequence[str], full: bool) -> Iterator[str]:
-    """The options of repro/cells.py; `none` is always run, since no cure can be judged without."""
-    for mode in modes:
-        yield from ("--code", mode)
-    for cure in dict.fromkeys((NO_CURE, *cures)) if cures else ():
-        yield from ("--cure", cure)
-    if full:
-        yield "--full"

@@ -115,11 +115,6 @@ def test_one_cure_for_all_is_said_in_one_line():
     assert verdict.remedy.startswith("all are cured by: shipped")
 
 
-def test_without_the_bare_run_no_cure_is_judged():
-    chosen = table.arguments(["DF001"], ["gate-only"], False)
-    assert list(chosen) == ["--code", "DF001", "--cure", "none", "--cure", "gate-only"]
-
-
 @pytest.mark.parametrize(
     ("program", "message"),
     [

@@ -1,0 +1,57 @@
+"""Secrets in quoted text: what is hidden, and what every log is full of and stays."""
+
+import pytest
+
+from diagnostics.redact import redact, redact_mapping
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("pip --index-url https://me:s3cret@pypi.invalid/simple", "https://***@pypi.invalid"),
+        ("HF_TOKEN=hf_abcdefghijklmnopqrst", "HF_TOKEN=***"),
+        ("posting with hf_abcdefghijklmnopqrst", "posting with ***"),
+        ("WANDB_API_KEY=0123456789abcdef", "WANDB_API_KEY=***"),
+        ("--api-key 0123456789abcdef --lr 1e-4", "--api-key *** --lr 1e-4"),
+        ('{"password": "hunter2", "port": 1}', '{"password": "***", "port": 1}'),
+        ("Authorization: Bearer abc.def", "Authorization: Bearer ***"),
+        ("authorization: basic dXNlcg==", "authorization: basic ***"),
+        ("db_password='x y'", "db_password='***"),
+        ("--token 12ab34cd56ef", "--token ***"),
+        ("key AKIAABCDEFGHIJKLMNOP", "key ***"),
+        ("sk-abcdefghijklmnop1234", "***"),
+        ("eyJhbGciOiJI.eyJzdWIiOiIx.c2lnbmF0dXJl", "***"),
+    ],
+)
+def test_a_secret_is_hidden(text, shown):
+    assert shown in redact(text)
+    assert not {"s3cret", "hunter2", "hf_abc", "0123456789abcdef", "dXNlcg"} & set(redact(text))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "tokens/s 123456.7 token_budget=1048576 num_tokens: 4096",
+        "pad_token='<|endoftext|>' mask_token_id=151669 eos_token=</s>",
+        "PWD=/srv/app OLDPWD=/srv",
+        "the password was wrong, the author is unknown, a secret of success",
+        "https://files.invalid/a@b.whl user@host:/srv",
+        "key=value, monkey: banana, keyboard: qwerty",
+        'File "/srv/app/tokenizer.py", line 3, in token_of',
+    ],
+)
+def test_ordinary_words_stay(text):
+    assert redact(text) == text
+
+
+def test_a_value_is_hidden_for_its_name():
+    values = {"MY_SECRET": "word", "HF_TOKEN": "word", "api_key": "word", "tokens": "12"}
+    hidden = redact_mapping({**values, "url": "http://a:b@c"})
+    assert hidden == dict.fromkeys(list(values)[:3], "***") | {
+        "tokens": "12",
+        "url": "http://***@c",
+    }
+
+
+def test_long_text_takes_no_time():
+    assert redact("a_-" * 100_000) == "a_-" * 100_000
