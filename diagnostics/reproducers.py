@@ -93,12 +93,19 @@ def follow(
             stdout=subprocess.PIPE,
             stderr=errors,
             start_new_session=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"},
+            env=_environment(python),
         )
         with child:
             code = _listen(child, on_line, quiet_s, before_killing)
         errors.seek(0)
         return Ended(code, errors.read().decode(errors="replace"))
+
+
+def _environment(python: str) -> dict[str, str]:
+    """One OpenMP thread; and PYTHONPATH and the like are meant for this interpreter only."""
+    own = python == sys.executable
+    kept = {name: value for name, value in os.environ.items() if own or name[:6] != "PYTHON"}
+    return {**kept, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
 
 
 def _listen(

@@ -25,6 +25,7 @@ from typing import Any
 
 import cost
 import harness
+import loads
 import torch
 import torch._dynamo  # imported once here, instead of lazily in every cell
 from cures import CURES
@@ -180,6 +181,7 @@ def main() -> None:
     parser.add_argument("--at-once", type=int, default=2, help="processes at a time")
     arguments = parser.parse_args()
     if arguments.target:
+        loads.find(arguments.target)  # here, so that a wrong name is one message
         every_code = TARGET_CODES
     codes = arguments.code or every_code
     left_out = [code for code in codes if arguments.device == "cpu" and code in CUDA_CODES]

@@ -165,11 +165,13 @@ def step_of(function: Callable[[], Any]) -> Callable[[], Any]:
 
 def find(target: str) -> Callable[[], Any]:
     """Raises SystemExit with what to type when there is no such function."""
-    module, _, name = target.partition(":")
+    module, colon, name = target.partition(":")
+    if not (module and colon and name):
+        raise SystemExit(f"--target {target}: type package.module:function")
     sys.path.insert(0, os.getcwd())  # as `python -m` does: the user's code lies here
     try:
         function = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
+    except (ImportError, AttributeError) as error:
         raise SystemExit(f"--target {target}: {error}; type package.module:function") from error
     if not callable(function):
         raise SystemExit(f"--target {target}: it is a {type(function).__name__}, not a function")

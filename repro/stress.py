@@ -6,8 +6,8 @@ long, did not meet it.
     python stress.py --seconds 30 --drafters 3 --targets 1 --cure shipped
 
 Prints JSON lines: the plan, now and then the steps done, with --windows each closed FX trace, each
-thread's first failures with their tracebacks, and last the outcome. Exit codes as in harness.py. The process ends by itself
-even if threads hang; whoever started it should be able to cope if it does not.
+thread's first failures with their tracebacks, and last the outcome. Exit codes as in harness.py.
+The process ends by itself even if threads hang; whoever started it should cope if it does not.
 """
 
 from __future__ import annotations

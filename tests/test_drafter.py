@@ -17,6 +17,7 @@ from transformers.models.qwen3.modeling_qwen3 import (
 from dflash.attention import block_mask, document_masks
 from dflash.drafter import (
     DraftLayer,
+    Regions,
     Rope,
     build_drafter,
     default_target_layer_ids,
@@ -214,7 +215,8 @@ def test_a_layer_equals_one_assembled_from_transformers(drafter_shape):
     expected_PD = expected_PD + mlp(norms[1](expected_PD))
 
     rope = Rope.at(position_K, shape, torch.float32)
-    out_PD = layer(hidden_PD, context_TD, rope, document_masks(document_T, anchor_N, 3))
+    masks = document_masks(document_T, anchor_N, 3)
+    out_PD = layer(hidden_PD, context_TD, rope, masks, Regions())
     torch.testing.assert_close(out_PD, expected_PD)
 
 

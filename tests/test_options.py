@@ -37,6 +37,7 @@ SURFACE = {
     "devices": {
         "--target-gpus": ("cuda:0",),
         "--drafter-gpus": ("cuda:0",),
+        "--compile": "none",
     },
     "objective": {
         "--gamma": 7.0,

@@ -31,10 +31,9 @@ class GateTimeout(WaitTimeout):
     """The gate did not open in time; names each missing party, its phase and its stack."""
 
     def __init__(self, missing: tuple[MissingParty, ...], timeout_s: float) -> None:
-        names = ", ".join(party.party for party in missing)
         phases = "\n".join(f"  {party}" for party in missing)
         stacks = stacks_of(party.thread for party in missing if party.thread)
-        what = f"the start-up gate, still missing {names}"
+        what = f"the start-up gate, still missing {', '.join(party.party for party in missing)}"
         super().__init__(what, timeout_s, details=f"\n{phases}\n{stacks}")
         self.missing = missing
 

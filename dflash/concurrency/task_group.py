@@ -71,8 +71,8 @@ class TaskGroup:
                 raise RuntimeError(f"group {self.name!r}: cannot start {name!r} outside its `with`")
             self.scope.check()
             # A daemon, so that a stuck thread cannot keep the process alive.
-            run = (copy_context().run, (self._run, fn, *args))
-            thread = threading.Thread(target=run[0], args=run[1], name=name, daemon=True)
+            run = copy_context().run
+            thread = threading.Thread(None, run, name, (self._run, fn, *args), daemon=True)
             # Known before it runs: a signal handler may raise after `start` has made the thread.
             self._threads.append(thread)
             try:

@@ -13,7 +13,11 @@ EXIT_CODES = {"OK": 0, "PROBLEM": 1, "USAGE": 2, "UNKNOWN": 3}
 JSON_KEYS = ["status", "code", "summary", "evidence", "remedy"]
 COMMANDS = {
     "env": {"--json"},
-    "fxrace": {"--mode", "--cure", "--quick", "--full", "--json"},
+    "fxrace": {
+        *("--mode", "--cure", "--quick", "--full", "--device", "--explore", "--replay", "--stress"),
+        *("--target", "--seconds", "--drafters", "--targets", "--windows", "--torch", "--bisect"),
+        *("--python", "--yes", "--log", "--json", "--junit"),
+    },
 }
 
 VERDICT = Verdict(

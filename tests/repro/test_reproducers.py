@@ -163,6 +163,15 @@ def test_the_cost_of_a_cure_is_measured():
         assert float(row["reason"].removesuffix(" s")) >= 0
 
 
+def test_is_compiling_alone_unmasks_the_flag():
+    """Why it is made thread-local together with the flag only."""
+    rows = map(json.loads, cells(["DF001"], ["none", "own-is-compiling"]).splitlines()[1:])
+    outcome = {(row["cure"], row["when"]): row["outcome"] for row in rows}
+    if IS_MEASURED:
+        assert outcome["none", "in-compile"] == "absent"
+        assert outcome["own-is-compiling", "in-compile"] == "reproduced"
+
+
 def test_what_needs_cuda_is_left_out_by_name(table):
     assert table[0]["left_out"] == ["DF012", "DF013"]
 

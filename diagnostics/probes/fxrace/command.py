@@ -12,7 +12,7 @@ import click
 from diagnostics.probes.fxrace import explore, log, stress, table, target, versions
 from diagnostics.probes.fxrace.environments import Workshop
 from diagnostics.render import json, junit, text
-from diagnostics.reproducers import cures, reproducers
+from diagnostics.reproducers import Outcome, cures, reproducers
 from diagnostics.verdict import EXIT_CODES, Status, Verdict
 
 FILE = click.Path(path_type=Path, dir_okay=False)
@@ -140,6 +140,8 @@ def _chosen(request: Request) -> Callable[[Request], Answer]:
 
 
 def _check_names(request: Request) -> None:
+    if request.junit is not None and not request.junit.parent.is_dir():
+        raise click.UsageError(f"--junit {request.junit}: make its directory first")
     for option, given, known in (
         ("--mode", request.mode, [*reproducers(), table.COST]),
         ("--cure", request.cure, cures()),
@@ -154,9 +156,10 @@ def _table(request: Request) -> Answer:
 
 
 def _case(report: table.Report, cell: table.Cell) -> junit.Case:
-    nothing_to_cure = report.word(cell.code, cell.cure, cell.when) == "-"
-    outcome = None if nothing_to_cure else cell.outcome
-    return junit.Case(f"{cell.cure} ({cell.when})", cell.code, outcome, cell.reason)
+    """A masked failure is neither a pass nor nothing to cure."""
+    word = report.word(cell.code, cell.cure, cell.when)
+    outcome = {"-": None, "mask": Outcome.CANNOT_TELL}.get(word, cell.outcome)
+    return junit.Case(f"{cell.cure}/{cell.when}", cell.code, outcome, cell.reason)
 
 
 def _log(request: Request) -> Answer:
