@@ -35,6 +35,7 @@ from torch.nn.attention.flex_attention import flex_attention
 
 # An attribute access would find the operator of the same name.
 flex_module = importlib.import_module("torch._higher_order_ops.flex_attention")
+HANG_S = 20.0  # the rest of both compiles takes about 5 s
 LOCK_AWAITED = "compile_lock awaited"
 
 
@@ -65,7 +66,8 @@ def reproduce(run: harness.Run) -> harness.Finding:
     flex_module.create_fw_bw_graph = _first_calling(inside, before)
     try:
         a, b = run.start("A", backward_in_a), run.start("B", compile_in_b)
-        run.finish()
+        run.stage.wait(LOCK_AWAITED, "A done", "B done")
+        run.finish(within_s=HANG_S)
     except Missed:
         if not (a.is_alive() and b.is_alive() and run.stage.reached(LOCK_AWAITED)):
             raise

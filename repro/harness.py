@@ -89,9 +89,14 @@ class Run:
         worker.start()
         return worker
 
-    def finish(self) -> None:
-        """Join every thread; raises `Missed` if one is stuck or missed its point."""
-        deadline_s = time.monotonic() + self.stage.deadline_s
+    def finish(self, within_s: float | None = None) -> None:
+        """Join every thread; raises `Missed` if one is stuck or missed its point.
+
+        Args:
+            within_s: the stage's deadline if None.
+        """
+        within_s = self.stage.deadline_s if within_s is None else within_s
+        deadline_s = time.monotonic() + within_s
         with self.stage.everyone_has_entered():
             for worker in self.workers:
                 worker.join(max(0.0, deadline_s - time.monotonic()))
@@ -100,7 +105,7 @@ class Run:
             if isinstance(missed, Missed):
                 raise missed
         if stuck:
-            raise Missed(f"{', '.join(stuck)} did not end within {self.stage.deadline_s:g} s")
+            raise Missed(f"{', '.join(stuck)} did not end within {within_s:g} s")
 
     def opened(self, what: str) -> None:
         self.windows.append(f"{threading.current_thread().name}: {what}")

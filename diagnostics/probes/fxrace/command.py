@@ -51,7 +51,11 @@ class Request:
         """The options of repro/cells.py; `none` always runs: no cure can be judged without."""
         codes, chosen = self.mode, self.cure
         if self.quick:
-            codes, chosen = ("DF001",), ("shipped",)
+            codes, chosen = ("DF001",), (table.SHIPPED,)
+        elif self.bisect:
+            chosen = (table.NO_CURE,)
+        elif self.torch and not chosen:
+            chosen = (table.SHIPPED,)
         for code in codes:
             yield from ("--code", code)
         for cure in dict.fromkeys((table.NO_CURE, *chosen)) if chosen else ():
@@ -116,7 +120,7 @@ def fxrace(**options: Any) -> None:
         verdict, cases = Verdict(Status.UNKNOWN, "reproducers-did-not-run", str(error)), []
     if request.junit is not None:
         junit.write(request.junit, junit.render(verdict, "fxrace", cases))
-    shown_already = answer in (_table, _target)
+    shown_already = answer in (_table, _target) or (answer is _versions and not request.bisect)
     rendered = text.render(verdict, evidence=not shown_already)
     click.echo(json.render(verdict) if request.as_json else f"\n{rendered}")
     sys.exit(verdict.exit_code)

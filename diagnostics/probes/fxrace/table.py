@@ -229,8 +229,8 @@ def _remedies(report: Report, codes: Sequence[str]) -> Iterator[str]:
     holding = {code: report.holding(code) for code in codes}
     if all(SHIPPED in cures for cures in holding.values()):
         yield (
-            "all are cured by: shipped, which `dflash train` applies; in your own program, see "
-            "docs/fxrace.md"
+            "all are cured by: shipped, which `dflash train --compile` applies; for your own "
+            "program see docs/fxrace.md"
         )
         return
     for code, cures in holding.items():
