@@ -12,14 +12,10 @@ cell too: see cost.py.
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib.util
 import json
-import os
-import select
-import signal
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +24,12 @@ import harness
 import loads
 import torch
 import torch._dynamo  # imported once here, instead of lazily in every cell
+from children import Child, Overdue, ended
 from cures import CURES
 from stage import Missed
 from target import CODES as TARGET_CODES
 from target import reproducers as reproducers_of
+from turns import Unclear
 
 HERE = Path(__file__).resolve().parent
 COST = "COST"
@@ -48,17 +46,6 @@ IN_COMPILE_CURES = ("none", "shipped", "own-is-compiling")
 TIMEOUT_S = {"cpu": 30.0, "cuda": 120.0, "target": 300.0}
 
 
-@dataclass
-class Running:
-    """A forked cell: its process, the pipe that its JSON comes through, and when it must end."""
-
-    cell: str
-    pid: int
-    pipe: int
-    started_s: float
-    deadline_s: float
-
-
 def reproducer(code: str) -> Any:
     """The module of a reproducer, by its code."""
     (path,) = HERE.glob(f"{code.lower()}_*.py")
@@ -69,28 +56,16 @@ def reproducer(code: str) -> Any:
     return module
 
 
-def start(cell: str, device: str, target: str | None) -> Running:
-    """Fork a cell; the child never returns."""
-    reading, writing = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        os.close(reading)
-        _run_and_leave(cell, device, target, writing)
-    os.close(writing)
-    now_s = time.monotonic()
-    timeout_s = TIMEOUT_S["target" if target else device]
-    return Running(cell, pid, reading, now_s, now_s + timeout_s)
-
-
-def _run_and_leave(cell: str, device: str, target: str | None, writing: int) -> None:
+def examined(cell: str, device: str, target: str | None) -> dict[str, Any]:
+    """What a cell says, in a process of its own."""
     code, cure, when = cell.split(":")
-    run = harness.Run(CURES[cure], when, device)
     try:
-        finding = _examined(code, run, target)
+        finding = _examined(code, harness.Run(CURES[cure], when, device), target)
     except BaseException as error:  # whatever it is, the row must say so
         finding = harness.Finding("crashed", harness.described(error) or "")
-    os.write(writing, json.dumps(vars(finding), default=str).encode())
-    os._exit(0)  # threads that are still parked must not hold the cell up
+    # Evidence may hold what cannot be sent to another process as it is.
+    said: dict[str, Any] = json.loads(json.dumps(vars(finding), default=str))
+    return said
 
 
 def _examined(code: str, run: harness.Run, target: str | None) -> harness.Finding:
@@ -108,48 +83,28 @@ def _measured(run: harness.Run) -> harness.Finding:
         return harness.Finding("cannot tell", str(missed))
 
 
-def end(running: Running) -> dict[str, Any]:
-    """Reap an ended or overdue cell and say what became of it."""
-    overdue = time.monotonic() >= running.deadline_s
-    if overdue:
-        os.kill(running.pid, signal.SIGKILL)
-    with os.fdopen(running.pipe, "rb") as pipe:
-        said = pipe.read()
-    _, status = os.waitpid(running.pid, 0)
-    code, cure, when = running.cell.split(":")
-    return {
-        "code": code,
-        "cure": cure,
-        "when": when,
-        **_outcome(said, overdue, os.waitstatus_to_exitcode(status)),
-        "torch": str(torch.__version__),
-        "seconds": round(time.monotonic() - running.started_s, 2),
-    }
-
-
-def _outcome(said: bytes, overdue: bool, status: int) -> dict[str, Any]:
-    if said:
-        return json.loads(said)
-    if overdue:
-        return {"outcome": "hung", "reason": "still running at its deadline, and killed"}
-    how = signal.Signals(-status).name if status < 0 else f"exit code {status}"
-    return {"outcome": "crashed", "reason": f"ended without a word: {how}"}
+def row(cell: str, child: Child) -> dict[str, Any]:
+    """The cell's line, from a child that has ended or is overdue."""
+    code, cure, when = cell.split(":")
+    names = {"code": code, "cure": cure, "when": when, "torch": str(torch.__version__)}
+    try:
+        return {**names, **child.answer()}
+    except Overdue as overdue:
+        return {**names, "outcome": "hung", "reason": str(overdue)}
+    except Unclear as died:
+        return {**names, "outcome": "crashed", "reason": str(died)}
 
 
 def run_all(cells: list[str], *, at_once: int, device: str, target: str | None) -> None:
     """Run the cells, `at_once` at a time, and print each as it ends."""
-    waiting, running = list(cells), dict[int, Running]()
+    timeout_s = TIMEOUT_S["target" if target else device]
+    waiting, running = list(cells), dict[str, Child]()
     while waiting or running:
         while waiting and len(running) < at_once:
-            one = start(waiting.pop(0), device, target)
-            running[one.pipe] = one
-        next_deadline_s = min(one.deadline_s for one in running.values())
-        readable, _, _ = select.select(
-            list(running), [], [], max(0.0, next_deadline_s - time.monotonic())
-        )
-        overdue = [one.pipe for one in running.values() if time.monotonic() >= one.deadline_s]
-        for pipe in {*readable, *overdue}:
-            print(json.dumps(end(running.pop(pipe))), flush=True)
+            cell = waiting.pop(0)
+            running[cell] = Child(functools.partial(examined, cell, device, target), timeout_s)
+        for cell in ended(running):
+            print(json.dumps(row(cell, running.pop(cell))), flush=True)
 
 
 def plan(codes: list[str], cures: list[str], moments: Sequence[str], full: bool) -> list[str]:

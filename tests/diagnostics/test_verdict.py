@@ -14,7 +14,8 @@ JSON_KEYS = ["status", "code", "summary", "evidence", "remedy"]
 COMMANDS = {
     "env": {"--json"},
     "fxrace": {
-        *("--mode", "--cure", "--quick", "--full", "--device", "--explore", "--replay", "--stress"),
+        *("--mode", "--cure", "--quick", "--full", "--device", "--explore", "--save", "--replay"),
+        "--stress",
         *("--target", "--seconds", "--drafters", "--targets", "--windows", "--torch", "--bisect"),
         *("--python", "--yes", "--log", "--json", "--junit"),
     },

@@ -28,6 +28,7 @@ class Request:
     full: bool
     device: str
     explore: bool
+    save: Path | None
     replay: Path | None
     stress: bool
     seconds: float
@@ -75,6 +76,8 @@ class Request:
         """The options of repro/explore.py."""
         if self.replay is not None:
             yield from ("--replay", str(self.replay))
+        if self.save is not None:
+            yield from ("--save", str(self.save))
         for cure in self.cure:
             yield from ("--cure", cure)
 
@@ -89,7 +92,8 @@ Answer = tuple[Verdict, list[junit.Case]]
 @click.option("--full", is_flag=True, help="every cure at every moment")
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
 @click.option("--explore", is_flag=True, help="search all interleavings of two threads")
-@click.option("--replay", type=FILE, metavar="FILE", help="run one schedule that --explore saved")
+@click.option("--save", type=FILE, metavar="FILE", help="keep the simplest bad schedule it finds")
+@click.option("--replay", type=FILE, metavar="FILE", help="run a schedule kept by --save")
 @click.option("--stress", is_flag=True, help="a realistic load instead of parked threads")
 @click.option("--target", metavar="PKG.MODULE:FUNCTION", help="your own step: parked, then loaded")
 @click.option("--seconds", type=click.FloatRange(min=1), default=30.0, help="of --stress, --target")
@@ -120,7 +124,8 @@ def fxrace(**options: Any) -> None:
         verdict, cases = Verdict(Status.UNKNOWN, "reproducers-did-not-run", str(error)), []
     if request.junit is not None:
         junit.write(request.junit, junit.render(verdict, "fxrace", cases))
-    shown_already = answer in (_table, _target) or (answer is _versions and not request.bisect)
+    rows = (_table, _explore, _target, _versions)  # which showed their evidence as it came
+    shown_already = answer in rows and not request.bisect
     rendered = text.render(verdict, evidence=not shown_already)
     click.echo(json.render(verdict) if request.as_json else f"\n{rendered}")
     sys.exit(verdict.exit_code)

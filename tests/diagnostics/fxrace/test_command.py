@@ -98,7 +98,11 @@ def test_stress_and_explore_get_their_options(monkeypatch, tmp_path):
     monkeypatch.setattr(explore, "probe", lambda arguments, _show: got.append(arguments) or fine)
     assert fxrace("--stress", "--seconds", "7", "--windows", "--cure", "shipped").exit_code == 0
     schedule = tmp_path / "schedule.json"
-    assert fxrace("--explore", "--cure", "shipped").exit_code == 0
+    assert fxrace("--explore", "--cure", "shipped", "--save", str(schedule)).exit_code == 0
     assert fxrace("--replay", str(schedule)).exit_code == 0
     load = ["--seconds", "7", "--device", "cpu", "--drafters", "3", "--targets", "1", "--windows"]
-    assert got == [[*load, "--cure", "shipped"], ["--cure", "shipped"], ["--replay", str(schedule)]]
+    assert got == [
+        [*load, "--cure", "shipped"],
+        ["--save", str(schedule), "--cure", "shipped"],
+        ["--replay", str(schedule)],
+    ]
