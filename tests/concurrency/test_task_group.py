@@ -231,6 +231,7 @@ def test_start_outside_or_after_cancel():
 
 PREAMBLE = """
 import os, signal, threading
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores it
 from dflash.concurrency import StuckThreads, TaskGroup, channel
 
 def interrupt():
