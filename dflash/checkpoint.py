@@ -17,15 +17,21 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from dflash import __version__
 from dflash.drafter import Drafter, DrafterConfig
 from dflash.errors import CheckpointError
+from dflash.layouts import drafter_from, zlab_config
 
 log = logging.getLogger(__name__)
 TRAINING_KINDS = ("weight", "step", "exp_avg", "exp_avg_sq")
+# What older speculators checkpoints hold besides the drafter: copies of the target's weights.
+VERIFIER_OWNED = {
+    f"{name}.weight" for name in ("embed_tokens", "lm_head", "verifier_lm_head", "verifier_norm")
+}
 FILES = ("config.json", "model.safetensors", "training.safetensors", "state.json")
 
 
@@ -78,8 +84,8 @@ class Checkpoints:
         save_model(drafter, staging)
         save_file(_training_tensors(drafter, optimizer), staging / "training.safetensors")
         state = {"version": __version__, "progress": asdict(progress), "config": self.config}
-        _write_json(staging / "state.json", state)
-        _publish(staging, final)
+        write_json(staging / "state.json", state)
+        publish(staging, final)
         log.info("saved %s", final)
         self._prune(final)
         return final
@@ -107,6 +113,20 @@ class Checkpoints:
                 shutil.rmtree(path)
 
 
+def find_checkpoint(path: Path) -> Path:
+    """`path` if it is a checkpoint, of any layout, else the newest one of the run in it.
+
+    Raises CheckpointError when it is neither.
+    """
+    found = path if (path / "config.json").is_file() else Checkpoints(path, 0, {}).latest()
+    if found is None:
+        raise CheckpointError(
+            f"{path} is no checkpoint, and holds none",
+            remedy="give a directory with config.json and weights, or the --output-dir of a run",
+        )
+    return found
+
+
 def load_state(directory: Path) -> TrainingState:
     """Read where a checkpoint stands; raises CheckpointError when it is not a complete one."""
     missing = [name for name in FILES if not (directory / name).is_file()]
@@ -121,104 +141,69 @@ def load_state(directory: Path) -> TrainingState:
 
 def save_model(drafter: Drafter, directory: Path) -> None:
     """Write config.json and bfloat16 weights, as they load in z-lab's and SGLang's DFlash."""
-    weights = {name: tensor.to(torch.bfloat16) for name, tensor in _weights(drafter)}
+    write_model(directory, zlab_config(drafter.config), drafter, torch.bfloat16)
+
+
+def write_model(
+    directory: Path, config: dict[str, Any], drafter: Drafter, dtype: torch.dtype
+) -> None:
+    """Write the public files: the given config.json, and the weights in `dtype`."""
+    weights = {name: tensor.to(dtype) for name, tensor in _weights(drafter)}
     save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
-    _write_json(directory / "config.json", public_config(drafter.config))
+    write_json(directory / "config.json", config)
 
 
-def load_model(directory: Path, device: torch.device | str = "cpu") -> Drafter:
-    """The drafter of a checkpoint in float32; every weight must be there and no other.
+def load_shape(directory: Path, *, num_target_layers: int | None = None) -> DrafterConfig:
+    """The drafter that a checkpoint's config.json describes; see `load_model`."""
+    path = directory / "config.json"
+    return drafter_from(read_json(path), str(path), num_target_layers)
 
-    Uses the float32 weights where the checkpoint has them, else the bfloat16 ones.
+
+def load_model(
+    directory: Path, device: torch.device | str = "cpu", *, num_target_layers: int | None = None
+) -> Drafter:
+    """The drafter of a checkpoint of any layout, in float32; every weight must be there, no other.
+
+    Uses the float32 weights where the checkpoint has them, else the public ones.
+    `num_target_layers` is for the layout that does not say it. Raises CheckpointError.
     """
-    if not (directory / "config.json").is_file():
-        raise CheckpointError(f"{directory} is not a checkpoint: no config.json")
-    config = _drafter_config(json.loads((directory / "config.json").read_text(encoding="utf-8")))
     with torch.device("meta"):
-        drafter = Drafter(config)
-    if (directory / "training.safetensors").is_file():
-        tensors = load_file(directory / "training.safetensors", device=str(device))
-        prefix = "weight."
-        weights = {k[len(prefix) :]: v for k, v in tensors.items() if k.startswith(prefix)}
-    else:
-        bf16 = load_file(directory / "model.safetensors", device=str(device))
-        weights = {name: tensor.float() for name, tensor in bf16.items()}
-    _check_names(directory, set(weights), set(drafter.state_dict()))
-    drafter.load_state_dict(weights, assign=True)
+        drafter = Drafter(load_shape(directory, num_target_layers=num_target_layers))
+    weights = _read_weights(directory, device)
+    for name in VERIFIER_OWNED & set(weights):
+        log.info("%s: %s is left out for the target's own", directory, name)
+        del weights[name]
+    _check_weights(directory, weights, drafter.state_dict())
+    drafter.load_state_dict({name: tensor.float() for name, tensor in weights.items()}, assign=True)
     return drafter
 
 
-def public_config(config: DrafterConfig) -> dict[str, Any]:
-    """config.json of a public DFlash checkpoint.
-
-    rope_theta stands at top level as well as in rope_parameters, and block_size inside
-    dflash_config as well as at top level: readers differ.
-    """
-    layers = config.num_layers
-    window = config.sliding_window or None
-    sliding = [bool(config.window(i)) for i in range(layers)]
-    return {
-        "architectures": ["DFlashDraftModel"],
-        "model_type": "qwen3",
-        "block_size": config.block_size,
-        "num_target_layers": config.num_target_layers,
-        "dflash_config": {
-            "mask_token_id": config.mask_token_id,
-            "target_layer_ids": list(config.target_layer_ids),
-            "block_size": config.block_size,
-        },
-        "hidden_size": config.hidden_size,
-        "intermediate_size": config.intermediate_size,
-        "num_hidden_layers": layers,
-        "num_attention_heads": config.num_heads,
-        "num_key_value_heads": config.num_key_value_heads,
-        "head_dim": config.head_dim,
-        "vocab_size": config.vocab_size,
-        "rms_norm_eps": config.rms_norm_eps,
-        "max_position_embeddings": config.max_positions,
-        "rope_theta": config.rope_theta,
-        "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_theta},
-        "rope_scaling": None,
-        "layer_types": ["sliding_attention" if s else "full_attention" for s in sliding],
-        "sliding_window": window,
-        "use_sliding_window": window is not None,
-        "max_window_layers": layers,
-        "hidden_act": "silu",
-        "attention_bias": False,
-        "attention_dropout": 0.0,
-        "initializer_range": 0.02,
-        "tie_word_embeddings": False,
-        "use_cache": True,
-        "dtype": "bfloat16",
-        "bos_token_id": config.bos_token_id,
-        "eos_token_id": config.eos_token_id,
-        "pad_token_id": config.pad_token_id,
-    }
+def _read_weights(directory: Path, device: torch.device | str) -> dict[str, Tensor]:
+    if (directory / "training.safetensors").is_file():
+        tensors = load_file(directory / "training.safetensors", device=str(device))
+        prefix = "weight."
+        return {k[len(prefix) :]: v for k, v in tensors.items() if k.startswith(prefix)}
+    try:
+        return load_file(directory / "model.safetensors", device=str(device))
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(
+            f"{directory}/model.safetensors cannot be read: {error}",
+            remedy="give a checkpoint whose weights are in this one file",
+        ) from error
 
 
-def _drafter_config(public: dict[str, Any]) -> DrafterConfig:
-    dflash = public["dflash_config"]
-    return DrafterConfig(
-        hidden_size=public["hidden_size"],
-        intermediate_size=public["intermediate_size"],
-        num_layers=public["num_hidden_layers"],
-        num_heads=public["num_attention_heads"],
-        num_key_value_heads=public["num_key_value_heads"],
-        head_dim=public["head_dim"],
-        vocab_size=public["vocab_size"],
-        rms_norm_eps=public["rms_norm_eps"],
-        rope_theta=public["rope_theta"],
-        max_positions=public["max_position_embeddings"],
-        block_size=public["block_size"],
-        mask_token_id=dflash["mask_token_id"],
-        target_layer_ids=tuple(dflash["target_layer_ids"]),
-        num_target_layers=public["num_target_layers"],
-        # Qwen3's configs may name a window that they do not use.
-        sliding_window=(public["sliding_window"] or 0) if public["use_sliding_window"] else 0,
-        bos_token_id=public.get("bos_token_id"),
-        eos_token_id=public.get("eos_token_id"),
-        pad_token_id=public.get("pad_token_id"),
-    )
+def _check_weights(
+    directory: Path, weights: dict[str, Tensor], expected: dict[str, Tensor]
+) -> None:
+    """Names, shapes and dtypes; raises CheckpointError naming the first that is wrong."""
+    _check_names(directory, set(weights), set(expected))
+    for name, tensor in weights.items():
+        if tensor.shape != expected[name].shape or not tensor.is_floating_point():
+            raise CheckpointError(
+                f"{directory}: weight {name!r} must be floating-point of shape "
+                f"{list(expected[name].shape)}, got {tensor.dtype} of {list(tensor.shape)}",
+                remedy="its config.json describes another drafter; copy both files again",
+            )
 
 
 def _check_names(directory: Path, found: set[str], expected: set[str]) -> None:
@@ -226,7 +211,8 @@ def _check_names(directory: Path, found: set[str], expected: set[str]) -> None:
         wrong = sorted(found ^ expected)
         what = "unknown" if wrong[0] in found else "missing"
         raise CheckpointError(
-            f"{directory}: {what} weight {wrong[0]!r} ({len(wrong)} wrong in all)"
+            f"{directory}: {what} weight {wrong[0]!r} ({len(wrong)} wrong in all)",
+            remedy="copy the checkpoint again, its config.json and its weights, or give another",
         )
 
 
@@ -243,11 +229,25 @@ def _training_tensors(drafter: Drafter, optimizer: torch.optim.Optimizer) -> dic
     return tensors
 
 
-def _write_json(path: Path, value: dict[str, Any]) -> None:
+def write_json(path: Path, value: dict[str, Any]) -> None:
+    """Write an object, indented."""
     path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
 
 
-def _publish(staging: Path, final: Path) -> None:
+def read_json(path: Path) -> dict[str, Any]:
+    """Read an object; raises CheckpointError."""
+    if not path.is_file():
+        raise CheckpointError(f"{path.parent} is not a checkpoint: no {path.name}")
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path} must hold an object, got {type(value).__name__}")
+    return value
+
+
+def publish(staging: Path, final: Path) -> None:
     """fsync the files and their directory before the rename, and the parent after it."""
     for path in (*staging.iterdir(), staging):
         _fsync(path)

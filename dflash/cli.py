@@ -9,9 +9,12 @@ import click
 
 from dflash import __version__
 from dflash.config import TrainConfig, config_hash
+from dflash.decoding_options import DecodingOptions, EvaluateOptions, GenerateOptions
 from dflash.errors import ConfigError, DflashError, MissingExtraError
 from dflash.manifest import double_owners
 from dflash.options import ConfigCommand, DflashCommand
+
+EXISTING = click.Path(exists=True, path_type=Path)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -29,6 +32,12 @@ def train(config: TrainConfig) -> None:
     refuse_double_ownership()
     require_directory("--target-model", config.model.target_model)
     require_directory("--data-dir", config.data.data_dir)
+    for option, path in (
+        ("--init-from", config.model.init_from),
+        ("--eval-data", config.evaluation.eval_data),
+    ):
+        if path is not None:
+            require_directory(option, path)
     if note := share_cores(config, os.environ, len(os.sched_getaffinity(0))):
         click.echo(note, err=True)
     keep_bars_out_of_logs(os.environ)
@@ -37,6 +46,105 @@ def train(config: TrainConfig) -> None:
     except ModuleNotFoundError as error:
         raise missing_extra("train", error) from error
     sys.exit(run(config))
+
+
+@main.command(
+    cls=DflashCommand, sections={"decoding": DecodingOptions, "evaluation": EvaluateOptions}
+)
+@click.argument("checkpoint", type=EXISTING)
+@click.option(
+    "--data",
+    type=EXISTING,
+    multiple=True,
+    required=True,
+    help="prompts: .txt (one a line), .jsonl or tokenized completions; may be repeated",
+)
+def evaluate(
+    checkpoint: Path,
+    data: tuple[Path, ...],
+    decoding: DecodingOptions,
+    evaluation: EvaluateOptions,
+) -> None:
+    """Measure CHECKPOINT, of any layout, or the newest one of a run.
+
+    Decodes every prompt plainly and with drafts: acceptance length (tau), speed-up, and whether the
+    text is the target's own, token for token. Exit code 1 where it is not.
+    """
+    prepare_to_decode(decoding)
+    try:
+        from dflash.evaluate import evaluate as run
+    except ModuleNotFoundError as error:
+        raise missing_extra("train", error) from error
+    sys.exit(run(checkpoint, data, decoding, evaluation))
+
+
+@main.command(
+    cls=DflashCommand, sections={"decoding": DecodingOptions, "generation": GenerateOptions}
+)
+@click.argument("checkpoint", type=EXISTING)
+@click.argument("prompts", nargs=-1, metavar="[PROMPT]...")
+def generate(
+    checkpoint: Path,
+    prompts: tuple[str, ...],
+    decoding: DecodingOptions,
+    generation: GenerateOptions,
+) -> None:
+    """Write the target's own greedy text for each PROMPT, sped up by the drafter in CHECKPOINT.
+
+    Without a PROMPT, every line of standard input is one.
+    """
+    prepare_to_decode(decoding)
+    try:
+        from dflash.generate import generate as run
+    except ModuleNotFoundError as error:
+        raise missing_extra("train", error) from error
+    lines = (line.rstrip("\n") for line in sys.stdin)
+    sys.exit(run(checkpoint, prompts or lines, decoding, generation.tree_nodes))
+
+
+@main.command(cls=DflashCommand)
+@click.argument("checkpoint", type=EXISTING)
+@click.argument("out", type=click.Path(path_type=Path))
+@click.option(
+    "--format",
+    "layout",
+    type=click.Choice(["z-lab", "speculators"]),
+    required=True,
+    help="z-lab: for z-lab's code and SGLang; speculators: for vLLM  [required]",
+)
+@click.option(
+    "--dtype",
+    type=click.Choice(["bfloat16", "float16", "float32"]),
+    default="bfloat16",
+    show_default=True,
+    help="dtype of the weights",
+)
+@click.option(
+    "--target-model",
+    metavar="PATH",
+    help="directory of the target, to check against (speculators: needed, by default the "
+    "checkpoint's own)",
+)
+@click.option(
+    "--verifier",
+    metavar="NAME",
+    help="how the speculators layout names its target [--target-model]",
+)
+def export(
+    checkpoint: Path,
+    out: Path,
+    layout: str,
+    dtype: str,
+    target_model: str | None,
+    verifier: str | None,
+) -> None:
+    """Write CHECKPOINT (of any layout, or the newest one of a run) to the directory OUT."""
+    try:
+        from dflash.export import export as run
+    except ModuleNotFoundError as error:
+        raise missing_extra("train", error) from error
+    run(checkpoint, out, layout, dtype=dtype, target_model=target_model, verifier=verifier)
+    click.echo(f"wrote {out} ({layout}, {dtype})")
 
 
 @main.command("config", cls=ConfigCommand)
@@ -64,6 +172,14 @@ def demo(work_dir: Path) -> None:
     except ModuleNotFoundError as error:
         raise missing_extra("demo", error) from error
     sys.exit(run(work_dir))
+
+
+def prepare_to_decode(decoding: DecodingOptions) -> None:
+    """What can be checked before torch is imported, and has to be."""
+    refuse_double_ownership()
+    if decoding.target_model is not None:
+        require_directory("--target-model", decoding.target_model)
+    keep_bars_out_of_logs(os.environ)
 
 
 def refuse_double_ownership() -> None:

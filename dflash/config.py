@@ -19,6 +19,7 @@ from dflash.fields import flag_of, key_of
 from dflash.sections import (
     DataConfig,
     DevicesConfig,
+    EvaluationConfig,
     LoggingConfig,
     ModelConfig,
     ObjectiveConfig,
@@ -36,6 +37,7 @@ class TrainConfig:
     devices: DevicesConfig = dataclasses.field(default_factory=DevicesConfig)
     objective: ObjectiveConfig = dataclasses.field(default_factory=ObjectiveConfig)
     optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
+    evaluation: EvaluationConfig = dataclasses.field(default_factory=EvaluationConfig)
     run: RunConfig
     logging: LoggingConfig = dataclasses.field(default_factory=LoggingConfig)
 
@@ -54,6 +56,12 @@ class TrainConfig:
                 f"must hold at least one block of --block-size ({self.model.block_size})",
                 self.objective.max_draft_positions,
                 remedy="Raise --max-draft-positions or lower --block-size.",
+            )
+        if bool(self.evaluation.eval_every) != bool(self.evaluation.eval_data):
+            raise ConfigError(
+                "--eval-every and --eval-data",
+                "must be given together",
+                remedy="Add the other: --eval-every STEPS --eval-data DIRECTORY.",
             )
         if self.logging.wandb_run_name and not self.logging.wandb_project:
             raise ConfigError(
@@ -120,11 +128,14 @@ def read_toml(path: Path) -> dict[str, dict[str, Any]]:
 def determining_options(config: TrainConfig) -> dict[str, dict[str, Any]]:
     """All options that determine the trained weights, as `to_dict` gives them.
 
-    Left out are [run], [logging] and num-prefetch-threads: where a run writes, when it saves, how
-    long it waits and how it is shown do not change what it computes.
+    Left out are [evaluation], [run], [logging] and num-prefetch-threads: how a run is measured,
+    where it writes, when it saves, how long it waits and how it is shown do not change what it
+    computes.
     """
     nested = config.to_dict()
-    del nested["run"], nested["logging"], nested["data"]["num-prefetch-threads"]
+    for section in ("evaluation", "run", "logging"):
+        del nested[section]
+    del nested["data"]["num-prefetch-threads"]
     return nested
 
 

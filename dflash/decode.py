@@ -1,25 +1,27 @@
 """Speculative decoding with a DFlash drafter: acceptance length by replay and for real.
 
 tau, the acceptance length, is the mean number of tokens that one verification pass of the target
-yields: the accepted ones and the target's own next one. T context tokens, N anchors, B slots.
+yields: the accepted ones and the target's own next one. T context tokens, N anchors, B slots, of
+which S = B - 1 are drafted, V vocabulary.
 """
 
-import inspect
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache
 
 from dflash.data.completions import Completion
-from dflash.drafter import Drafter
+from dflash.drafter import Drafter, autocast
 from dflash.target import FrozenHead, Target
+from dflash.tree import Candidates, DraftTree
+from dflash.verify import Verifier
 
 # Blocks drafted in one pass of a replay: bounds the mask and the logits.
 BLOCKS_PER_PASS = 64
+# No token: what follows the end of a text.
+NOTHING = -1
 
 
 @dataclass(frozen=True)
@@ -39,72 +41,150 @@ class Decoded:
         return statistics.fmean(self.steps) if self.steps else 1.0
 
 
+@dataclass(frozen=True)
+class Step:
+    """One pass of the target: the tokens that it yielded, and the draft that it verified.
+
+    `tree` is None for the prefill; its anchor is token `anchor` of prompt and text.
+    """
+
+    tokens: list[int]
+    anchor: int
+    tree: DraftTree | None
+
+
 def acceptance_length(decoded: Sequence[Decoded]) -> float:
     """tau: the mean over prompts of each prompt's mean."""
     return statistics.fmean(one.acceptance_length for one in decoded)
 
 
 @torch.no_grad()
-def replay(target: Target, drafter: Drafter, head: FrozenHead, done: Completion) -> Decoded:
+def replay(
+    target: Target, drafter: Drafter, head: FrozenHead, done: Completion, *, tree_nodes: int = 0
+) -> Decoded:
     """What greedy speculative decoding would yield, without decoding.
 
     `done` must be the target's own greedy completion: then every verification is known beforehand.
-    One target pass, and drafts for every position at once.
+    One target pass, and drafts for every position at once. `head` is on the drafter's device.
     """
-    tokens_T = torch.tensor(done.input_ids, device=target.device)
-    features_TF, _ = target.hidden(tokens_T, [len(tokens_T)], final=False)
+    device = head.embedding_VD.device
+    tokens_T = torch.tensor(done.input_ids, device=device)
+    features_TF = target.hidden(tokens_T, [len(tokens_T)], final=False)[0].to(device)
     first = done.prompt_length
-    anchors = torch.arange(first, len(tokens_T) - 1, device=target.device)
-    drafts: list[list[int]] = []
+    anchors = torch.arange(first, len(tokens_T) - 1, device=device)
+    trees: list[DraftTree] = []
     for anchor_N in anchors.split(BLOCKS_PER_PASS) if len(anchors) else ():
-        drafts += propose(drafter, head, features_TF, tokens_T, anchor_N).tolist()
+        trees += draft(drafter, head, features_TF, tokens_T, anchor_N, tree_nodes)
     tokens = list(done.input_ids)
-    return Decoded(tokens[first:], _walk(tokens, drafts, first))
+    return Decoded(tokens[first:], _walk(tokens, trees, first))
 
 
-def _walk(tokens: list[int], drafts: list[list[int]], first: int) -> list[int]:
+def _walk(tokens: list[int], trees: list[DraftTree], first: int) -> list[int]:
     """Tokens that each step yields when the drafts are verified against `tokens`."""
     steps: list[int] = []
     anchor = first
     while anchor < len(tokens) - 1:
-        rest = tokens[anchor + 1 :]
-        steps.append(min(agreeing(drafts[anchor - first], rest) + 1, len(rest)))
+        tree, rest = trees[anchor - first], tokens[anchor + 1 :]
+        answers = [rest[depth] if depth < len(rest) else NOTHING for depth in tree.depths]
+        steps.append(min(len(tree.path(answers)) + 1, len(rest)))
         anchor += steps[-1]
     return steps
 
 
-def agreeing(draft: Sequence[int], truth: Sequence[int]) -> int:
-    """How many leading tokens of the draft are right."""
-    wrong = (i for i, (a, b) in enumerate(zip(draft, truth, strict=False)) if a != b)
-    return next(wrong, min(len(draft), len(truth)))
+def draft(
+    drafter: Drafter,
+    head: FrozenHead,
+    features_TF: Tensor,
+    tokens_T: Tensor,
+    anchor_N: Tensor,
+    tree_nodes: int,
+) -> list[DraftTree]:
+    """A draft after each anchor of one document: a chain, or a tree of `tree_nodes` nodes."""
+    anchors = tokens_T[anchor_N].tolist()
+    if not tree_nodes:
+        drafts = propose(drafter, head, features_TF, tokens_T, anchor_N).tolist()
+        return [DraftTree.chain(*pair) for pair in zip(anchors, drafts, strict=True)]
+    logits_NSV = draft_logits(drafter, head, features_TF, tokens_T, anchor_N)
+    best = logits_NSV.float().log_softmax(-1).topk(min(tree_nodes, logits_NSV.shape[-1]))
+    rows = zip(anchors, best.indices.tolist(), best.values.tolist(), strict=True)
+    return [
+        DraftTree.best_first(anchor, list(map(Candidates, ids, log_probs)), tree_nodes)
+        for anchor, ids, log_probs in rows
+    ]
 
 
-@torch.no_grad()
 def propose(
     drafter: Drafter, head: FrozenHead, features_TF: Tensor, tokens_T: Tensor, anchor_N: Tensor
 ) -> Tensor:
-    """Greedy drafts [N, B - 1] of the tokens after each anchor of one document.
+    """Greedy drafts [N, S] of the tokens after each anchor of one document; see `draft_logits`."""
+    return draft_logits(drafter, head, features_TF, tokens_T, anchor_N).argmax(-1)
 
-    `features_TF` may hold fewer tokens than `tokens_T`: those before the (only) anchor.
+
+@torch.no_grad()
+def draft_logits(
+    drafter: Drafter, head: FrozenHead, features_TF: Tensor, tokens_T: Tensor, anchor_N: Tensor
+) -> Tensor:
+    """Logits [N, S, V] of the tokens after each anchor of one document.
+
+    `features_TF` may hold fewer tokens than `tokens_T`: those before the (only) anchor. The
+    drafter's float32 weights compute in the head's dtype, as in training.
     """
     config = drafter.config
     inputs_NB = tokens_T.new_full((len(anchor_N), config.block_size), config.mask_token_id)
     inputs_NB[:, 0] = tokens_T[anchor_N]
     position_T = torch.arange(len(tokens_T), device=tokens_T.device)
     padding = features_TF.new_zeros(len(tokens_T) - len(features_TF), features_TF.shape[1])
-    hidden_PD = drafter(
-        head.embedding_VD[inputs_NB.flatten()],
-        torch.cat([features_TF, padding]),
-        torch.zeros_like(position_T),
-        position_T,
-        anchor_N,
-    )
-    # One flat product: a strided [N, B - 1, D] operand makes it N small ones: four times slower.
+    with autocast(tokens_T.device, head.embedding_VD.dtype):
+        hidden_PD = drafter(
+            head.embedding_VD[inputs_NB.flatten()],
+            torch.cat([features_TF, padding]),
+            torch.zeros_like(position_T),
+            position_T,
+            anchor_N,
+        )
+    # One flat product: a strided [N, S, D] operand makes it N small ones: four times slower.
     asked = hidden_PD.unflatten(0, inputs_NB.shape)[:, 1:].flatten(0, 1)
-    return (asked @ head.head_VD.T).argmax(-1).view(len(anchor_N), -1)
+    return (asked @ head.head_VD.T).unflatten(0, (len(anchor_N), -1))
 
 
 @torch.no_grad()
+def decode_steps(
+    target: Target,
+    drafter: Drafter,
+    head: FrozenHead,
+    prompt: Sequence[int],
+    *,
+    max_new_tokens: int,
+    eos_token_ids: Sequence[int],
+    tree_nodes: int = 0,
+) -> Iterator[Step]:
+    """Decode greedily, one draft to each verification pass of the target, as the passes are done.
+
+    The text is the target's own, whatever the drafts are: they only decide how many passes it
+    takes. `tree_nodes`: 0 drafts a chain of the block's slots, else a tree of that many nodes.
+    """
+    verifier = Verifier(target)
+    logits_MV = verifier.extend(prompt)
+    tokens = [*prompt, int(logits_MV[-1].argmax())]
+    yield Step(tokens[-1:], len(prompt) - 1, None)
+    device, end = head.embedding_VD.device, len(prompt) + max_new_tokens
+    while len(tokens) < end and tokens[-1] not in eos_token_ids:
+        anchor = len(tokens) - 1
+        tokens_T = torch.tensor(tokens, device=device)
+        features_TF = verifier.features_TF.to(device)
+        (tree,) = draft(
+            drafter, head, features_TF, tokens_T, tokens_T.new_tensor([anchor]), tree_nodes
+        )
+        answers = verifier.extend_by_tree(tree).argmax(-1).tolist()
+        path = tree.path(answers)
+        verifier.accept(tree, path)
+        last = path[-1] if path else 0
+        new = _until_end([*(tree.tokens[node] for node in path), answers[last]], eos_token_ids)
+        new = new[: end - len(tokens)]
+        tokens += new
+        yield Step(new, anchor, tree)
+
+
 def speculate(
     target: Target,
     drafter: Drafter,
@@ -113,102 +193,40 @@ def speculate(
     *,
     max_new_tokens: int,
     eos_token_ids: Sequence[int],
+    tree_nodes: int = 0,
 ) -> Decoded:
-    """Decode greedily, `block_size` tokens to each verification pass of the target."""
-    verifier = Verifier(target)
-    logits_NV = verifier.extend(prompt)
-    tokens, steps = [*prompt, int(logits_NV[-1].argmax())], []
-    end = len(prompt) + max_new_tokens
-    while len(tokens) < end and tokens[-1] not in eos_token_ids:
-        tokens_T = torch.tensor(tokens, device=target.device)
-        last_N = torch.tensor([len(tokens) - 1], device=target.device)
-        draft_ids = propose(drafter, head, verifier.features_TF, tokens_T, last_N)[0].tolist()
-        answers = verifier.extend([tokens[-1], *draft_ids]).argmax(-1).tolist()
-        accepted = agreeing(draft_ids, answers)
-        verifier.keep(len(tokens) + accepted)
-        new = _until_end([*draft_ids[:accepted], answers[accepted]], eos_token_ids)
-        new = new[: end - len(tokens)]
-        tokens += new
-        steps.append(len(new))
-    return Decoded(tokens[len(prompt) :], steps)
+    """The whole continuation of a prompt; see `decode_steps`."""
+    steps = decode_steps(
+        target,
+        drafter,
+        head,
+        prompt,
+        max_new_tokens=max_new_tokens,
+        eos_token_ids=eos_token_ids,
+        tree_nodes=tree_nodes,
+    )
+    return decoded_from(steps)
+
+
+def decoded_from(steps: Iterator[Step] | Sequence[Step]) -> Decoded:
+    """The text that the steps make up, and what each verification pass yielded."""
+    prefill, *verified = steps
+    tokens = [token for step in (prefill, *verified) for token in step.tokens]
+    return Decoded(tokens, [len(step.tokens) for step in verified])
+
+
+@torch.no_grad()
+def decode_plainly(
+    target: Target, prompt: Sequence[int], *, max_new_tokens: int, eos_token_ids: Sequence[int]
+) -> list[int]:
+    """The target's own greedy continuation, one token to each pass: what speculation must equal."""
+    verifier = Verifier(target, capture=False)
+    new = [int(verifier.extend(prompt)[-1].argmax())]
+    while len(new) < max_new_tokens and new[-1] not in eos_token_ids:
+        new.append(int(verifier.extend(new[-1:])[-1].argmax()))
+    return new
 
 
 def _until_end(tokens: list[int], eos_token_ids: Sequence[int]) -> list[int]:
     ends = (i for i, token in enumerate(tokens) if token in eos_token_ids)
     return tokens[: next(ends, len(tokens)) + 1]
-
-
-class Verifier:
-    """The target over a growing sequence whose tail can be taken back.
-
-    Keeps a cache where the target's layers allow to cut it; a recurrent state cannot be rolled
-    back, so that such a target runs over the whole sequence each time.
-    """
-
-    def __init__(self, target: Target) -> None:
-        self._target = target
-        self._tokens: list[int] = []
-        self._cache = DynamicCache() if _can_roll_back(target) else None
-        self.features_TF = torch.empty(0)
-        """Captured hidden states of all tokens that are kept."""
-
-    def extend(self, tokens: Sequence[int]) -> Tensor:
-        """Add tokens; returns the logits after each of them, [len(tokens), V]."""
-        self._tokens += tokens
-        given = tokens if self._cache is not None else self._tokens
-        ids = torch.tensor([list(given)], device=self._target.device)
-        with self._target.capturing() as captured:
-            out = self._target.model(input_ids=ids, **_cache_options(self._target, self._cache))
-        features_TF = torch.cat([hidden[0] for hidden in captured], dim=-1)
-        kept = len(self._tokens) - len(given)
-        self.features_TF = torch.cat([self.features_TF[:kept].to(features_TF), features_TF])
-        return out.logits[0, -len(tokens) :]
-
-    def keep(self, count: int) -> None:
-        """Forget all tokens after the first `count`."""
-        surplus = len(self._tokens) - count
-        del self._tokens[count:]
-        self.features_TF = self.features_TF[:count]
-        if self._cache is not None and surplus:
-            # Negative: how many to remove; from transformers 5.24 on nothing else is taken.
-            self._cache.crop(-surplus)
-
-
-def _can_roll_back(target: Target) -> bool:
-    if getattr(target.model, "_is_stateful", False):
-        return False
-    kinds = getattr(target.text_config, "layer_types", None) or ["full_attention"]
-    return set(kinds) == {"full_attention"}
-
-
-def _cache_options(target: Target, cache: DynamicCache | None) -> dict[str, Any]:
-    if cache is None:
-        return {"use_cache": False}
-    # transformers 5.24 knows past_key_values as cache, too; 5.40 forgets the old name.
-    parameters = inspect.signature(target.model.forward).parameters
-    return {"use_cache": True, "cache" if "cache" in parameters else "past_key_values": cache}
-
-
-@dataclass(frozen=True)
-class Divergence:
-    """Where a decoded text first differs from the target's own, and how near the choice was."""
-
-    index: int
-    top2_gap: float
-
-
-@torch.no_grad()
-def divergence(
-    target: Target, prompt: Sequence[int], decoded: Sequence[int], greedy: Sequence[int]
-) -> Divergence | None:
-    """None when `decoded` is the target's greedy text, token for token (losslessness).
-
-    In float32 it must be. In bfloat16 a one-token and a block pass round differently: then the gap
-    between the target's two best logits at the first difference tells a tie from a mistake.
-    """
-    same = agreeing(decoded, greedy)
-    if same == len(decoded) == len(greedy):
-        return None
-    logits_NV = Verifier(target).extend([*prompt, *greedy[:same]])
-    best = logits_NV[-1].float().topk(2).values
-    return Divergence(same, float(best[0] - best[1]))

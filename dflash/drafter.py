@@ -5,6 +5,7 @@ E head size.
 """
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -232,6 +233,13 @@ def build_drafter(
             else:
                 parameter.normal_(0.0, initializer_range, generator=generator)
     return drafter.to(device)
+
+
+def autocast(device: torch.device, dtype: torch.dtype) -> AbstractContextManager[Any]:
+    """Within, a drafter with float32 weights computes in `dtype`, the target's."""
+    if dtype == torch.float32:
+        return nullcontext()
+    return torch.autocast(device.type, dtype)
 
 
 def _empty(config: DrafterConfig) -> Drafter:

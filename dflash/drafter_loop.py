@@ -2,7 +2,6 @@
 
 import logging
 import time
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 
@@ -14,7 +13,8 @@ from dflash.checkpoint import Checkpoints, Progress, TrainingState
 from dflash.compile import backward_on_this_thread, compiled_for_this_thread
 from dflash.concurrency import Gate
 from dflash.config import TrainConfig
-from dflash.drafter import DrafterConfig, Regions, build_drafter
+from dflash.drafter import Drafter, DrafterConfig, Regions, autocast, build_drafter
+from dflash.heldout import HeldOut
 from dflash.losses import LossSums, Objective, Teacher, block_losses
 from dflash.metrics import StepMetrics
 from dflash.optim import Gradients, Schedule, apply_step, make_optimizer
@@ -56,6 +56,8 @@ class Shared:
     checkpoints: Checkpoints
     reporter: Reporter
     resume_from: TrainingState | None
+    initial: Drafter | None
+    held_out: HeldOut | None
 
 
 class DrafterTrainLoop:
@@ -99,6 +101,8 @@ class DrafterTrainLoop:
         self.drafter = build_drafter(
             self.shared.shape, seed=self.config.data.seed, device=self.device
         )
+        if self.shared.initial is not None:
+            self.drafter.load_state_dict(self.shared.initial.state_dict())
         if (backend := self.config.devices.compile) != "none":
             self.drafter.regions = Regions.compiled(
                 partial(compiled_for_this_thread, backend=backend)
@@ -130,7 +134,8 @@ class DrafterTrainLoop:
             step=step,
         )
         if self.rank == 0:
-            self._report(step, parts, sums, norm, time.monotonic() - started)
+            seconds = time.monotonic() - started
+            self._report(step, parts, sums, norm, seconds, self._evaluate(step + 1))
         return self._after_step(step + 1, stop=any(part.stop for part in parts))
 
     def _contribute(self, step: int) -> Contribution:
@@ -157,7 +162,7 @@ class DrafterTrainLoop:
             return LossSums.zero(shape.block_size, self.device)
         blocks = batch.blocks
         inputs_PD = self.head.embedding_VD[blocks.inputs_NB.flatten()]
-        with self._autocast():
+        with autocast(self.device, self.shared.dtype):
             hidden_PD = self.drafter(
                 inputs_PD,
                 self._noisy(features.features_TF, batch, noise),
@@ -218,8 +223,35 @@ class DrafterTrainLoop:
                 self.drafter, self.optimizer, Progress(step, step * self.shared.plan.per_step)
             )
 
+    def _evaluate(self, done: int) -> dict[str, float]:
+        """Every --eval-every steps and after the last one; the other replicas wait meanwhile."""
+        held_out, every = self.shared.held_out, self.config.evaluation.eval_every
+        if held_out is None or (done % every and done < self.shared.plan.total_steps):
+            return {}
+        measured = held_out.measure(self.drafter, self.head)
+        log.info(
+            "step %d: held-out tau %.3f over %d rows by replay, which took %.1f s",
+            done,
+            measured["tau"],
+            measured["documents"],
+            measured["seconds"],
+        )
+        if measured["seconds"] > self.config.run.stall_timeout_s / 2:
+            log.warning(
+                "the other stages wait that long: lower --eval-rows, or raise "
+                "--stall-timeout-s (%g)",
+                self.config.run.stall_timeout_s,
+            )
+        return measured
+
     def _report(
-        self, step: int, parts: list[Contribution], sums: LossSums, norm: float, seconds: float
+        self,
+        step: int,
+        parts: list[Contribution],
+        sums: LossSums,
+        norm: float,
+        seconds: float,
+        evaluation: dict[str, float],
     ) -> None:
         metrics = StepMetrics.of(
             sums,
@@ -232,16 +264,12 @@ class DrafterTrainLoop:
             tokens=sum(part.tokens for part in parts),
             draft_positions=sum(part.draft_positions for part in parts),
             seconds=seconds,
+            evaluation=evaluation,
         )
         self.shared.reporter.step(metrics)
 
     def _new_gradients(self) -> Gradients:
         return Gradients.zeros(self.drafter, with_cap=self.objective.cap_lambda > 0)
-
-    def _autocast(self) -> AbstractContextManager:
-        if self.shared.dtype == torch.float32:
-            return nullcontext()
-        return torch.autocast(self.device.type, self.shared.dtype)
 
 
 def _teacher(features: TargetFeatures, block_size: int) -> Teacher | None:

@@ -123,15 +123,15 @@ def _read_text(raw: object) -> str:
     return raw
 
 
-def _read_layers(raw: object) -> tuple[int, ...]:
-    """`1,9,17` or `[1, 9, 17]`: strictly increasing, because the drafter reads them in order."""
+def _read_increasing(raw: object) -> tuple[int, ...]:
+    """`1,9,17` or `[1, 9, 17]`: strictly increasing, as the drafter reads captured layers."""
     parts = _parts(raw)
     if not parts or not all(part.isdecimal() for part in parts):
-        raise _UnreadableError("must be layer numbers from 0 on, separated by commas")
-    layers = tuple(map(int, parts))
-    if list(layers) != sorted(set(layers)):
-        raise _UnreadableError("must be in increasing order, each layer once")
-    return layers
+        raise _UnreadableError("must be numbers from 0 on, separated by commas")
+    numbers = tuple(map(int, parts))
+    if list(numbers) != sorted(set(numbers)):
+        raise _UnreadableError("must be in increasing order, each once")
+    return numbers
 
 
 def _read_devices(raw: object) -> tuple[str, ...]:
@@ -151,9 +151,10 @@ READERS: dict[Any, Callable[[object], Any]] = {
     int: _read_int,
     int | None: _read_int,
     float: _read_float,
+    float | None: _read_float,
     bool: _read_bool,
     str: _read_text,
     str | None: _read_text,
-    tuple[int, ...] | None: _read_layers,
+    tuple[int, ...] | None: _read_increasing,
     tuple[str, ...]: _read_devices,
 }

@@ -20,6 +20,8 @@ class StepMetrics:
             share that was right together with all slots before it. Measured on this step's blocks,
             with noise and before the update: an estimate; real decoding decides.
         stall: share of this step's time that each stage's threads spent blocked on channels.
+        evaluation: tau by replay of held-out documents, how many, and what it took in seconds;
+            empty at steps that are not evaluated. Measured after the update.
         queue: items queued between the stages at the step's end, `[queued, capacity]`.
     """
 
@@ -37,6 +39,7 @@ class StepMetrics:
     cap: float
     accuracy: list[float]
     acceptance_length: float
+    evaluation: dict[str, float] = field(default_factory=dict)
     stall: dict[str, float] = field(default_factory=dict)
     queue: dict[str, tuple[int, int]] = field(default_factory=dict)
 

@@ -5,7 +5,7 @@ the dataclass default does. The merged values are validated once, as a whole.
 """
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,17 +14,46 @@ import click
 
 from dflash.config import SECTIONS, TrainConfig, read_toml
 from dflash.errors import ConfigError, DflashError, Exit
-from dflash.fields import Option, as_text, flag_of, key_of
+from dflash.fields import Option, Section, as_text, flag_of, key_of
 
-_NUMBERS: dict[Any, Any] = {int: click.INT, int | None: click.INT, float: click.FLOAT}
+_NUMBERS: dict[Any, Any] = {
+    int: click.INT,
+    int | None: click.INT,
+    float: click.FLOAT,
+    float | None: click.FLOAT,
+}
 
 
 class DflashCommand(click.Command):
-    """A command that reports a DflashError as message and remedy, without a traceback."""
+    """A command that reports a DflashError as message and remedy, without a traceback.
+
+    Its callback gets one value of each class in `sections`, under that name, validated.
+    """
+
+    def __init__(
+        self, *args: Any, sections: Mapping[str, type[Section]] | None = None, **kwargs: Any
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        self.sections = sections or {}
+        self.params.extend(section_options(self.sections))
 
     def invoke(self, ctx: click.Context) -> Any:
         with reported(ctx):
+            for name, cls in self.sections.items():
+                given = {f.name: ctx.params.pop(f.name) for f in dataclasses.fields(cls)}  # type: ignore[arg-type]  # dataclasses
+                ctx.params[name] = cls(**{k: v for k, v in given.items() if v is not None})
             return super().invoke(ctx)
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """One titled group for each section, in their order."""
+        groups: dict[str, list[tuple[str, str]]] = {"Options": []}
+        for param in self.get_params(ctx):
+            title = param.title if isinstance(param, SectionOption) else "Options"
+            if record := param.get_help_record(ctx):
+                groups.setdefault(title, []).append(record)
+        for title, records in groups.items():
+            with formatter.section(title):
+                formatter.write_dl(records)
 
 
 class ConfigCommand(DflashCommand):
@@ -33,11 +62,7 @@ class ConfigCommand(DflashCommand):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.params.append(_config_file_option())
-        self.params.extend(
-            SectionOption(section, field)
-            for section, cls in SECTIONS.items()
-            for field in dataclasses.fields(cls)
-        )
+        self.params.extend(section_options(SECTIONS))
 
     def invoke(self, ctx: click.Context) -> Any:
         with reported(ctx):
@@ -53,22 +78,11 @@ class ConfigCommand(DflashCommand):
                 table[key_of(param.field.name)] = given[param.field.name]
         return TrainConfig.from_dict(nested, source=str(config_file))
 
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """One titled group for each section, in the order of the tree."""
-        groups: dict[str, list[tuple[str, str]]] = {"Options": []}
-        for param in self.get_params(ctx):
-            title = param.title if isinstance(param, SectionOption) else "Options"
-            if record := param.get_help_record(ctx):
-                groups.setdefault(title, []).append(record)
-        for title, records in groups.items():
-            with formatter.section(title):
-                formatter.write_dl(records)
-
 
 class SectionOption(click.Option):
     """The click option of one field of one section."""
 
-    def __init__(self, section: str, field: dataclasses.Field[Any]) -> None:
+    def __init__(self, section: str, title: str, field: dataclasses.Field[Any]) -> None:
         about: Option = field.metadata["option"]
         flag = flag_of(field.name)
         super().__init__(
@@ -78,8 +92,17 @@ class SectionOption(click.Option):
             help=about.help + _default_note(field),
         )
         self.section = section
-        self.title = SECTIONS[section].__doc__ or section
+        self.title = title
         self.field = field
+
+
+def section_options(sections: Mapping[str, type[Any]]) -> list[click.Parameter]:
+    """The options of the sections' fields; a section's docstring is its title in `--help`."""
+    return [
+        SectionOption(name, cls.__doc__ or name, field)
+        for name, cls in sections.items()
+        for field in dataclasses.fields(cls)
+    ]
 
 
 def _default_note(field: dataclasses.Field[Any]) -> str:

@@ -2,14 +2,17 @@
 
 import importlib.util
 import logging
+from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoTokenizer
 
+from dflash.checkpoint import find_checkpoint, load_model, load_shape
 from dflash.config import TrainConfig
-from dflash.drafter import DrafterConfig, drafter_config
-from dflash.errors import ConfigError, MissingExtraError
+from dflash.drafter import Drafter, DrafterConfig, drafter_config
+from dflash.errors import CheckpointError, ConfigError, MissingExtraError
+from dflash.fields import as_text
 from dflash.target import LOGIT_TRANSFORMS, load_text_config
 
 log = logging.getLogger(__name__)
@@ -23,15 +26,20 @@ def check_devices(config: TrainConfig) -> None:
         ("--drafter-gpus", devices.drafter_gpus),
     ):
         for name in names:
-            device = torch.device(name)
-            if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-                raise ConfigError(
-                    option,
-                    f"must name devices of this machine, which has {torch.cuda.device_count()} "
-                    "CUDA device(s)",
-                    name,
-                    remedy="Name a device that `nvidia-smi -L` lists, or cpu.",
-                )
+            check_device(option, name)
+
+
+def check_device(option: str, name: str) -> None:
+    """Raise ConfigError unless this machine has the device."""
+    device = torch.device(name)
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(
+            option,
+            f"must name devices of this machine, which has {torch.cuda.device_count()} "
+            "CUDA device(s)",
+            name,
+            remedy="Name a device that `nvidia-smi -L` lists, or cpu.",
+        )
 
 
 def check_loggers(config: TrainConfig) -> None:
@@ -49,10 +57,16 @@ def check_loggers(config: TrainConfig) -> None:
 
 def compute_dtype(config: TrainConfig) -> torch.dtype:
     """The dtype of the forward passes; the drafter's weights and its optimizer stay float32."""
-    if config.model.dtype != "auto":
-        log.info("dtype: %s, as asked", config.model.dtype)
-        return getattr(torch, config.model.dtype)
-    devices = (*config.devices.target_gpus, *config.devices.drafter_gpus)
+    return choose_dtype(
+        config.model.dtype, (*config.devices.target_gpus, *config.devices.drafter_gpus)
+    )
+
+
+def choose_dtype(asked: str, devices: tuple[str, ...]) -> torch.dtype:
+    """The dtype asked for; with `auto`, bfloat16 where all devices have it."""
+    if asked != "auto":
+        log.info("dtype: %s, as asked", asked)
+        return getattr(torch, asked)
     if "cpu" in devices:
         log.info("dtype: float32, a stage runs on the CPU")
         return torch.float32
@@ -71,7 +85,7 @@ def drafter_shape(config: TrainConfig) -> DrafterConfig:
     if config.objective.use_soft_labels:
         _refuse_logit_transforms(text_config)
     _check_positions(config, text_config)
-    shape = drafter_config(
+    shape = _initial_shape(config, text_config) or drafter_config(
         text_config,
         num_draft_layers=model.num_draft_layers,
         block_size=model.block_size,
@@ -95,6 +109,57 @@ def drafter_shape(config: TrainConfig) -> DrafterConfig:
         ",".join(map(str, ids)),
         shape.num_target_layers - 1,
     )
+    return shape
+
+
+def initial_drafter(config: TrainConfig, shape: DrafterConfig) -> Drafter | None:
+    """The drafter of --init-from, whose `shape` has been checked; None without that option."""
+    if config.model.init_from is None:
+        return None
+    directory = find_checkpoint(Path(config.model.init_from))
+    log.info("starting from the weights of %s, with a fresh optimizer", directory)
+    return load_model(directory, num_target_layers=shape.num_target_layers)
+
+
+def check_fits(shape: DrafterConfig, text_config: Any, checkpoint: Path) -> None:
+    """Raise CheckpointError unless the drafter was made for a target of these sizes."""
+    for name, has, wants in (
+        ("hidden size", shape.hidden_size, text_config.hidden_size),
+        ("vocabulary size", shape.vocab_size, text_config.vocab_size),
+        ("number of target layers", shape.num_target_layers, text_config.num_hidden_layers),
+    ):
+        if has != wants:
+            raise CheckpointError(
+                f"{checkpoint} was made for another target: its {name} is {has}, the target's "
+                f"{wants}",
+                remedy="name the target that it was trained for with --target-model",
+            )
+
+
+def _initial_shape(config: TrainConfig, text_config: Any) -> DrafterConfig | None:
+    """The shape of --init-from; raises ConfigError where an option asks for another one."""
+    model = config.model
+    if model.init_from is None:
+        return None
+    directory = find_checkpoint(Path(model.init_from))
+    shape = load_shape(directory, num_target_layers=text_config.num_hidden_layers)
+    check_fits(shape, text_config, directory)
+    has = {
+        "--num-draft-layers": (shape.num_layers, model.num_draft_layers),
+        "--block-size": (shape.block_size, model.block_size),
+        "--mask-token-id": (shape.mask_token_id, model.mask_token_id),
+        "--target-layer-ids": (shape.target_layer_ids, model.target_layer_ids),
+        "--sliding-window": (shape.sliding_window, model.sliding_window),
+    }
+    wrong = {flag: has for flag, (has, asked) in has.items() if asked not in (None, has)}
+    if wrong:
+        typed = " ".join(f"{flag} {as_text(value)}" for flag, value in wrong.items())
+        raise ConfigError(
+            "--init-from",
+            f"has a drafter of another shape than {', '.join(wrong)} ask(s) for",
+            directory,
+            remedy=f"Type: {typed}",
+        )
     return shape
 
 

@@ -13,6 +13,11 @@ class ModelConfig(Section):
     """Target model and drafter"""
 
     target_model: str = option(help="directory of the frozen Hugging Face causal LM", unit="path")
+    init_from: str | None = option(
+        None,
+        help="start from the weights of this checkpoint, of this trainer, z-lab or speculators",
+        unit="path",
+    )
     num_draft_layers: int = option(5, help="layers of the drafter", unit="layers", at_least=1)
     block_size: int = option(
         16, help="slots of a draft block, the anchor included", unit="slots", at_least=2
@@ -144,6 +149,23 @@ class OptimizerConfig(Section):
     )
     grad_clip: float = option(
         1.0, help="largest gradient norm; 0 is no clipping", unit="norm", at_least=0
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EvaluationConfig(Section):
+    """Evaluation during training: acceptance length by replay"""
+
+    eval_every: int = option(
+        0, help="steps between two evaluations; 0 is never", unit="steps", at_least=0
+    )
+    eval_data: str | None = option(
+        None,
+        help="directory of held-out tokenized completions, greedy ones of the target",
+        unit="path",
+    )
+    eval_rows: int = option(
+        64, help="most rows of --eval-data that are replayed", unit="rows", at_least=1
     )
 
 

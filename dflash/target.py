@@ -37,6 +37,11 @@ class FrozenHead:
     embedding_VD: Tensor
     head_VD: Tensor
 
+    @property
+    def vocab_size(self) -> int:
+        """Rows, those that no token uses included."""
+        return len(self.head_VD)
+
     def to(self, device: torch.device, dtype: torch.dtype) -> "FrozenHead":
         """The same tables on a device; tied tables stay one tensor."""
         embedding_VD = self.embedding_VD.to(device, dtype)

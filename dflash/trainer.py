@@ -14,14 +14,21 @@ from dflash.checkpoint import TrainingState
 from dflash.compile import install_thread_isolation
 from dflash.concurrency import Gate, StuckThreads, TaskGroup
 from dflash.config import TrainConfig, config_hash
-from dflash.drafter import DrafterConfig
+from dflash.drafter import Drafter, DrafterConfig
 from dflash.drafter_loop import DrafterTrainLoop, Shared
 from dflash.errors import Exit
+from dflash.heldout import HeldOut, open_held_out
 from dflash.manifest import collect
 from dflash.metrics import Waits
 from dflash.prefetch import BatchSource, open_source, run_prefetch
 from dflash.replicas import Exchange
-from dflash.resolve import check_devices, check_loggers, compute_dtype, drafter_shape
+from dflash.resolve import (
+    check_devices,
+    check_loggers,
+    compute_dtype,
+    drafter_shape,
+    initial_drafter,
+)
 from dflash.routing import RoutedReceiver, Routes, indices, queue_depth, routes
 from dflash.rundir import RunDirectory, run_directory
 from dflash.steps import StepPlan
@@ -67,14 +74,20 @@ def _train(config: TrainConfig, directory: RunDirectory) -> int:
     dtype = compute_dtype(config)
     if config.devices.compile != "none":
         install_thread_isolation()
+    names = _devices(config.devices.target_gpus)
+    evaluates = config.evaluation.eval_every > 0
     targets = load_targets(
         config.model.target_model,
         shape.target_layer_ids,
         dtype,
-        _devices(config.devices.target_gpus),
+        # One more for the drafter that evaluates: its own hooks over the first one's weights.
+        [*names, *names[:evaluates]],
         trust_remote_code=config.model.trust_remote_code,
     )
-    return Run(config, directory, shape, source, plan, targets, dtype).run(resume_from)
+    held_out = open_held_out(config, targets.pop()) if evaluates else None
+    initial = initial_drafter(config, shape) if resume_from is None else None
+    run = Run(config, directory, shape, source, plan, targets, dtype, initial, held_out)
+    return run.run(resume_from)
 
 
 @dataclass(frozen=True)
@@ -88,6 +101,8 @@ class Run:
     plan: StepPlan
     targets: list[Target]
     dtype: torch.dtype
+    initial: Drafter | None
+    held_out: HeldOut | None
 
     def run(self, resume_from: TrainingState | None) -> int:
         """Train; returns the exit code, or raises what the threads raised, root cause first."""
@@ -109,6 +124,8 @@ class Run:
             checkpoints=self.directory.checkpoints,
             reporter=reporter,
             resume_from=resume_from,
+            initial=self.initial,
+            held_out=self.held_out,
         )
         try:
             with on_signals(stop, group.scope, gate), group:

@@ -26,7 +26,13 @@ finally:
 
 
 @pytest.mark.parametrize(
-    "command", [["dflash", "--help"], ["dflash", "train", "--help"], ["diagnostics", "--help"]]
+    "command",
+    [
+        ["dflash", "--help"],
+        ["dflash", "train", "--help"],
+        ["dflash", "evaluate", "--help"],
+        ["diagnostics", "--help"],
+    ],
 )
 def test_help_imports_nothing_heavy(command):
     code = RUN_AND_LIST_MODULES.format(heavy=HEAVY)

@@ -1,25 +1,30 @@
 """Speculative decoding: the target's own text, and the same tau replayed as decoded."""
 
+import math
+
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
-from dflash import decode
+from dflash import decode, verify
 from dflash.anchors import make_blocks
 from dflash.batches import pack
 from dflash.data.completions import Completion
 from dflash.decode import (
     Decoded,
-    Verifier,
     acceptance_length,
-    agreeing,
-    divergence,
+    decode_plainly,
+    draft_logits,
     propose,
     replay,
     speculate,
 )
 from dflash.drafter import build_drafter, drafter_config
+from dflash.errors import ModelError
 from dflash.losses import Objective, block_losses
-from dflash.target import Target
+from dflash.target import FrozenHead, Target
+from dflash.tree import DraftTree
+from dflash.verify import Verifier, agreeing, divergence
 
 CPU = torch.device("cpu")
 MASK = 3
@@ -110,13 +115,19 @@ def trained(target, prompts, written):
     return drafter
 
 
-def check_replay(target, drafter, prompt, expected, eos=()):
+def check_replay(target, drafter, prompt, expected, eos=(), nodes=0):
     """Decode and replay; both must agree with each other and with the target."""
     head = target.head
     decoded = speculate(
-        target, drafter, head, prompt, max_new_tokens=len(expected), eos_token_ids=eos
+        target,
+        drafter,
+        head,
+        prompt,
+        max_new_tokens=len(expected),
+        eos_token_ids=eos,
+        tree_nodes=nodes,
     )
-    replayed = replay(target, drafter, head, completion(prompt, expected))
+    replayed = replay(target, drafter, head, completion(prompt, expected), tree_nodes=nodes)
     assert decoded.tokens == expected
     assert sum(decoded.steps) == len(expected) - 1
     assert replayed == decoded
@@ -137,6 +148,127 @@ def test_a_trained_drafter_is_accepted_and_changes_nothing(target, trained, prom
     decoded = check_replay(target, trained, prompts[0], written[0])
     assert decoded.acceptance_length > 1.7
     assert len(set(decoded.steps)) > 1
+
+
+@pytest.mark.parametrize("nodes", [1, 3, 8, 32])
+@pytest.mark.parametrize("make", [new_drafter, perturbed])
+def test_a_tree_changes_nothing_in_the_text(target, prompts, written, make, nodes):
+    drafter = make(target.model, 5)
+    for prompt, expected in zip(prompts, written, strict=True):
+        check_replay(target, drafter, prompt, expected, nodes=nodes)
+
+
+def test_more_nodes_yield_more_tokens_a_pass(target, trained, prompts, written):
+    taus = [
+        check_replay(target, trained, prompts[0], written[0], nodes=nodes).acceptance_length
+        for nodes in (1, 4, 32)
+    ]
+    assert taus[0] < taus[1] < taus[2]
+
+
+def test_branches_are_really_taken(target, prompts, written, monkeypatch):
+    """The right token is the drafter's second choice in every slot: a chain yields nothing."""
+    prompt, text = prompts[0], written[0]
+    full = torch.tensor(prompt + text)
+
+    def second_best(drafter, head, features_TF, tokens_T, anchor_N):
+        logits_NSV = torch.zeros(len(anchor_N), 3, 2048)
+        for n, anchor in enumerate(anchor_N.tolist()):
+            for slot, right in enumerate(full[anchor + 1 : anchor + 4].tolist()):
+                logits_NSV[n, slot, [right, (right + 1) % 2048]] = torch.tensor([8.0, 9.0])
+        return logits_NSV
+
+    monkeypatch.setattr(decode, "draft_logits", second_best)
+    drafter = new_drafter(target.model, 4)
+    assert check_replay(target, drafter, prompt, text).steps == [1] * (LONG - 1)
+    decoded = check_replay(target, drafter, prompt, text, nodes=14)
+    assert decoded.steps == [4] * 6 + [3]
+
+
+def test_a_tree_without_its_mask_loses_the_text(target, trained, prompts, written, monkeypatch):
+    """The control: siblings that see each other spoil the target's answers."""
+    monkeypatch.setattr(
+        DraftTree, "visible_MM", lambda tree: torch.ones(len(tree.tokens), len(tree.tokens)).bool()
+    )
+    texts = [
+        speculate(
+            target,
+            trained,
+            target.head,
+            prompt,
+            max_new_tokens=LONG,
+            eos_token_ids=(),
+            tree_nodes=16,
+        ).tokens
+        for prompt in prompts
+    ]
+    assert texts != written
+
+
+def test_a_tree_ends_with_the_first_end_token(target, trained, prompts, written):
+    for where in (0, 3, 9):
+        eos = [written[0][where]]
+        expected = written[0][: written[0].index(eos[0]) + 1]
+        check_replay(target, trained, prompts[0], expected, eos, nodes=8)
+
+
+def test_a_tree_through_eager_attention(tiny_target_dir, trained, prompts, written):
+    eager = AutoModelForCausalLM.from_pretrained(
+        tiny_target_dir, dtype=torch.float32, attn_implementation="eager"
+    )
+    check_replay(Target(eager, (1, 3)), trained, prompts[0], written[0], nodes=8)
+
+
+def test_a_tree_needs_a_target_that_takes_a_mask(hybrid_model):
+    target = Target(hybrid_model, (1, 3))
+    with pytest.raises(ModelError, match="needs full attention in every layer") as raised:
+        speculate(
+            target,
+            perturbed(hybrid_model, 4),
+            target.head,
+            [7, 8],
+            max_new_tokens=8,
+            eos_token_ids=(),
+            tree_nodes=4,
+        )
+    assert "--tree-nodes" in raised.value.remedy
+
+
+def test_plain_decoding_is_the_targets_own(target, prompts, written):
+    for prompt, text in zip(prompts, written, strict=True):
+        own = decode_plainly(target, prompt, max_new_tokens=LONG, eos_token_ids=())
+        assert own == text
+        stop = decode_plainly(target, prompt, max_new_tokens=LONG, eos_token_ids=[text[4]])
+        assert stop == text[: text.index(text[4]) + 1]
+
+
+def test_a_float32_drafter_serves_a_bfloat16_target(tiny_target_dir, trained, prompts):
+    """In bfloat16, as in training; and the same up to rounding as in float32."""
+    model = AutoModelForCausalLM.from_pretrained(tiny_target_dir, dtype=torch.bfloat16)
+    target = Target(model, (1, 3))
+    tokens_T = torch.tensor(prompts[0])
+    features_TF, _ = target.hidden(tokens_T, [len(tokens_T)], final=False)
+    anchor_N = torch.tensor([5, 9])
+    logits_NSV = draft_logits(trained, target.head, features_TF, tokens_T, anchor_N)
+    assert logits_NSV.dtype == torch.bfloat16
+    assert all(p.dtype == torch.float32 for p in trained.parameters())
+    head = FrozenHead(target.head.embedding_VD.float(), target.head.head_VD.float())
+    exact_NSV = draft_logits(trained, head, features_TF.float(), tokens_T, anchor_N)
+    close = (logits_NSV.float() - exact_NSV).abs().max() / exact_NSV.abs().max()
+    assert close < 0.03
+    own = decode_plainly(target, prompts[0], max_new_tokens=LONG, eos_token_ids=())
+    for nodes in (0, 8):
+        decoded = speculate(
+            target,
+            trained,
+            target.head,
+            prompts[0],
+            max_new_tokens=LONG,
+            eos_token_ids=(),
+            tree_nodes=nodes,
+        )
+        differs = divergence(target, prompts[0], decoded.tokens, own)
+        assert differs is None or differs.gap <= 0.125
 
 
 def knowing(full, wrong_at):
@@ -241,7 +373,7 @@ def test_a_draft_sees_nothing_at_or_after_its_anchor(target, trained, prompts, w
 
 
 def verifier_of(target, monkeypatch, cached):
-    monkeypatch.setattr(decode, "_can_roll_back", lambda target: cached)
+    monkeypatch.setattr(verify, "_can_roll_back", lambda target: cached)
     return Verifier(target)
 
 
@@ -263,8 +395,8 @@ def test_a_verifier_with_a_cache_equals_one_without(target, monkeypatch, prompts
 
 
 def test_only_full_attention_can_be_rolled_back(target, hybrid_model):
-    assert decode._can_roll_back(target)
-    assert not decode._can_roll_back(Target(hybrid_model, (1, 3)))
+    assert verify._can_roll_back(target)
+    assert not verify._can_roll_back(Target(hybrid_model, (1, 3)))
 
 
 @pytest.mark.parametrize("make", [new_drafter, perturbed])
@@ -306,10 +438,11 @@ def test_a_divergence_says_where_and_how_near_the_choice_was(target, prompts, wr
     found = divergence(target, prompts[0], other, text)
     with torch.no_grad():
         logits_V = target.model(torch.tensor([prompts[0] + text[:index]])).logits[0, -1]
-    first, second = logits_V.topk(2).values.tolist()
     assert found.index == index
-    assert found.top2_gap == pytest.approx(first - second, abs=1e-4)
+    assert found.gap == pytest.approx(float(logits_V.max() - logits_V[text[index] + 1]), abs=1e-4)
+    assert found.gap > 0.1
 
 
 def test_a_text_that_ends_early_diverges_at_its_end(target, prompts, written):
-    assert divergence(target, prompts[0], written[0][:5], written[0]).index == 5
+    for pair in ((written[0][:5], written[0]), (written[0], written[0][:5])):
+        assert divergence(target, prompts[0], *pair) == verify.Divergence(5, math.inf)

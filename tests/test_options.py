@@ -18,6 +18,7 @@ MISSING = dataclasses.MISSING
 SURFACE = {
     "model": {
         "--target-model": MISSING,
+        "--init-from": None,
         "--num-draft-layers": 5,
         "--block-size": 16,
         "--target-layer-ids": None,
@@ -59,6 +60,11 @@ SURFACE = {
         "--grad-accum": 1,
         "--grad-clip": 1.0,
     },
+    "evaluation": {
+        "--eval-every": 0,
+        "--eval-data": None,
+        "--eval-rows": 64,
+    },
     "run": {
         "--output-dir": MISSING,
         "--save-interval": 2000,
@@ -79,10 +85,22 @@ SURFACE = {
     },
 }
 EXIT_CODES = {"OK": 0, "FAILED": 1, "USAGE": 2, "STUCK": 70, "STOPPED": 75, "INTERRUPTED": 130}
+DECODING = {
+    "--target-model",
+    "--max-new-tokens",
+    "--raw",
+    "--device",
+    "--dtype",
+    "--trust-remote-code",
+}
 COMMANDS = {
     "train": {"--config"} | {flag for section in SURFACE.values() for flag in section},
     "config": {"--config"} | {flag for section in SURFACE.values() for flag in section},
     "demo": {"--work-dir"},
+    "evaluate": {"checkpoint", "--data", *DECODING}
+    | {"--limit", "--replay", "--tree-nodes", "--parity", "--tie-tolerance", "--json"},
+    "generate": {"checkpoint", "prompts", "--tree-nodes", *DECODING},
+    "export": {"checkpoint", "out", "--format", "--dtype", "--target-model", "--verifier"},
 }
 
 # The command line of the run that this project comes from, word for word.

@@ -22,7 +22,11 @@ def eos_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) ->
 
 def chat_prompt(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
     """Token ids of a user's message under the chat template, up to the assistant's turn."""
-    messages = [{"role": "user", "content": text}]
+    return chat_ids(tokenizer, [{"role": "user", "content": text}])
+
+
+def chat_ids(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, str]]) -> list[int]:
+    """Token ids of a chat under the chat template, up to the assistant's next turn."""
     rendered = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
     return list(tokenizer(rendered, add_special_tokens=False)["input_ids"])
 

@@ -21,11 +21,12 @@ from dflash.checkpoint import Checkpoints, load_model
 from dflash.config import TrainConfig
 from dflash.data.completions import Completion, Completions, write_completions
 from dflash.data.generate import chat_prompt, eos_token_ids, generate, meta
-from dflash.decode import Decoded, acceptance_length, divergence, replay, speculate
+from dflash.decode import Decoded, acceptance_length, replay, speculate
 from dflash.demo import smollm2
 from dflash.demo.prompts import prompts
 from dflash.drafter import Drafter, build_drafter
 from dflash.target import Target, load_target
+from dflash.verify import divergence
 
 MAX_NEW_TOKENS = 64
 PROMPTS_PER_BATCH = 36
@@ -178,7 +179,7 @@ def _decode(
         if differs := divergence(target, prompt, decoded[-1].tokens, greedy):
             console.print(
                 f"     {one.id!r} differs from the target's own text at token {differs.index}, "
-                f"where its two best logits are {differs.top2_gap:.2g} apart"
+                f"where the two tokens' logits are {differs.gap:.2g} apart"
             )
         same += differs is None
     console.print(

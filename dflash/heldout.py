@@ -1,0 +1,62 @@
+"""Acceptance length during training: held-out completions, replayed at a step's end."""
+
+import logging
+import time
+from dataclasses import dataclass, replace
+from itertools import islice
+
+from dflash.config import TrainConfig
+from dflash.data.completions import Completion, Completions
+from dflash.decode import acceptance_length, replay
+from dflash.drafter import Drafter, Regions
+from dflash.errors import DataError
+from dflash.target import FrozenHead, Target
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Held-out completions and a target of its own to replay them with."""
+
+    target: Target
+    documents: list[Completion]
+
+    def measure(self, drafter: Drafter, head: FrozenHead) -> dict[str, float]:
+        """tau, the documents replayed and what it cost in seconds.
+
+        Changes nothing: no random number is drawn. The layers run as they are written, since every
+        document has another shape to compile for.
+        """
+        started_s = time.monotonic()
+        regions, drafter.regions = drafter.regions, Regions()
+        try:
+            decoded = [replay(self.target, drafter, head, one) for one in self.documents]
+        finally:
+            drafter.regions = regions
+        return {
+            "tau": acceptance_length(decoded),
+            "documents": len(decoded),
+            "seconds": time.monotonic() - started_s,
+        }
+
+
+def open_held_out(config: TrainConfig, target: Target) -> HeldOut:
+    """Open --eval-data; raises DataError when no row of it has anything to draft."""
+    evaluation = config.evaluation
+    data = Completions(str(evaluation.eval_data))
+    data.check_vocabulary(target.text_config.vocab_size)
+    cut = (_cut(data.completion(row), config.data.max_seq_len) for row in range(len(data)))
+    usable = (one for one in cut if one.prompt_length < len(one.input_ids) - 1)
+    documents = list(islice(usable, evaluation.eval_rows))
+    if not documents:
+        raise DataError(
+            f"--eval-data {data.directory}: none of {len(data)} rows has two supervised tokens",
+            remedy="check loss_mask: it must be 1 on the tokens that the target wrote",
+        )
+    log.info("evaluation: %d held-out rows every %d steps", len(documents), evaluation.eval_every)
+    return HeldOut(target, documents)
+
+
+def _cut(one: Completion, length: int) -> Completion:
+    return replace(one, input_ids=one.input_ids[:length], loss_mask=one.loss_mask[:length])

@@ -1,0 +1,99 @@
+"""Prompts to decode: a text file, a JSONL file, or a directory of tokenized completions."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from dflash.data.completions import Completion, Completions
+from dflash.data.generate import chat_ids
+from dflash.errors import DataError
+
+FORMS = 'one of {"prompt": "..."} and {"conversations": [{"role": "user", "content": "..."}]}'
+
+
+@dataclass(frozen=True)
+class PromptSet:
+    """Documents whose part before `prompt_length` is a prompt; a text of the target may follow."""
+
+    name: str
+    documents: list[Completion]
+
+
+def read_prompts(
+    path: Path,
+    tokenizer: PreTrainedTokenizerBase,
+    vocab_size: int,
+    *,
+    limit: int | None,
+    raw: bool,
+) -> PromptSet:
+    """The first `limit` prompts of a file or directory; raises DataError naming the line or row.
+
+    A line of a text file is a prompt; JSONL may hold chats, cut after the last user's turn. Text is
+    put under the tokenizer's chat template, if it has one, unless `raw`.
+    """
+    found = _stored(path, vocab_size) if path.is_dir() else _written(path, tokenizer, raw)
+    documents = list(islice(found, limit))
+    if not documents:
+        raise DataError(f"{path}: no prompt in it", remedy="give a file with one prompt a line")
+    for one in documents:
+        if not one.prompt_length:
+            raise DataError(
+                f"{path}: row {one.id!r} starts without a prompt",
+                remedy="loss_mask must be 0 on the prompt's tokens",
+            )
+    return PromptSet(path.stem, documents)
+
+
+def _stored(path: Path, vocab_size: int) -> Iterator[Completion]:
+    stored = Completions(path)
+    stored.check_vocabulary(vocab_size)
+    yield from (stored.completion(row) for row in range(len(stored)))
+
+
+def _written(path: Path, tokenizer: PreTrainedTokenizerBase, raw: bool) -> Iterator[Completion]:
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(
+            f"{path}: cannot be read as text: {error}",
+            remedy="give a .txt or .jsonl file or a directory of tokenized completions",
+        ) from error
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            messages = _messages(line, f"{path}:{number}") if path.suffix == ".jsonl" else line
+            ids = prompt_ids(tokenizer, messages, raw=raw)
+            yield Completion(str(number), path.stem, ids, [0] * len(ids))
+
+
+def prompt_ids(
+    tokenizer: PreTrainedTokenizerBase, prompt: str | list[dict[str, str]], *, raw: bool
+) -> list[int]:
+    """Token ids of a text, or of a chat up to the assistant's next turn."""
+    if isinstance(prompt, str):
+        if raw or not tokenizer.chat_template:
+            return list(tokenizer(prompt)["input_ids"])
+        prompt = [{"role": "user", "content": prompt}]
+    if not tokenizer.chat_template:
+        raise DataError(
+            "the target's tokenizer has no chat template for prompts that are chats",
+            remedy='give prompts as text: {"prompt": "..."}',
+        )
+    return chat_ids(tokenizer, prompt)
+
+
+def _messages(line: str, where: str) -> str | list[dict[str, str]]:
+    try:
+        entry: Any = json.loads(line)
+        if isinstance(entry.get("prompt"), str):
+            return entry["prompt"]
+        turns = entry.get("conversations") or entry["messages"]
+        last = max(i for i, turn in enumerate(turns) if turn["role"] == "user")
+        return [{"role": turn["role"], "content": turn["content"]} for turn in turns[: last + 1]]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DataError(f"{where}: must be {FORMS}, got {line[:60]!r}", remedy="mend it") from error

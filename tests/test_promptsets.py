@@ -1,0 +1,85 @@
+"""Prompts from text, JSONL and tokenized completions."""
+
+import json
+
+import pytest
+
+from dflash.data.completions import Completion, write_completions
+from dflash.errors import DataError
+from dflash.promptsets import prompt_ids, read_prompts
+
+
+def read(path, tokenizer, limit=None, raw=False):
+    return read_prompts(path, tokenizer, 2048, limit=limit, raw=raw)
+
+
+def texts(found, tokenizer):
+    return [tokenizer.decode(one.input_ids) for one in found.documents]
+
+
+def test_a_line_of_text_is_a_prompt(tmp_path, tiny_tokenizer):
+    path = tmp_path / "code.txt"
+    path.write_text("import os\n\ndef f(x):\nclass A:\n")
+    found = read(path, tiny_tokenizer, raw=True)
+    assert found.name == "code"
+    assert texts(found, tiny_tokenizer) == ["import os", "def f(x):", "class A:"]
+    assert [one.id for one in found.documents] == ["1", "3", "4"]
+    assert all(one.prompt_length == len(one.input_ids) for one in found.documents)
+    assert len(read(path, tiny_tokenizer, limit=2).documents) == 2
+
+
+def test_text_goes_under_the_chat_template_unless_raw(tiny_tokenizer):
+    asked = prompt_ids(tiny_tokenizer, "hello", raw=False)
+    assert asked == prompt_ids(tiny_tokenizer, [{"role": "user", "content": "hello"}], raw=False)
+    assert "<|im_start|>" in tiny_tokenizer.decode(asked)
+    assert tiny_tokenizer.decode(prompt_ids(tiny_tokenizer, "hello", raw=True)) == "hello"
+
+
+@pytest.mark.parametrize("key", ["conversations", "messages"])
+def test_a_chat_is_cut_after_the_users_last_turn(tmp_path, tiny_tokenizer, key):
+    turns = [("user", "one"), ("assistant", "two"), ("user", "three"), ("assistant", "four")]
+    chat = [{"role": role, "content": text} for role, text in turns]
+    path = tmp_path / "chats.jsonl"
+    path.write_text(json.dumps({key: chat}) + "\n" + json.dumps({"prompt": "five"}) + "\n")
+    first, second = texts(read(path, tiny_tokenizer), tiny_tokenizer)
+    assert "three" in first
+    assert "four" not in first
+    assert "five" in second
+
+
+@pytest.mark.parametrize("line", ["{", "[]", "3", '{"text": "x"}', '{"messages": []}'])
+def test_a_line_that_is_no_prompt_is_named(tmp_path, tiny_tokenizer, line):
+    path = tmp_path / "chats.jsonl"
+    path.write_text(json.dumps({"prompt": "x"}) + "\n" + line + "\n")
+    with pytest.raises(DataError, match=r"chats\.jsonl:2: must be one of .*prompt"):
+        read(path, tiny_tokenizer)
+
+
+def test_completions_are_prompts_with_their_text(tmp_path, tiny_tokenizer):
+    done = Completion("a", "s", [5, 6, 7, 8], [0, 0, 1, 1])
+    write_completions(tmp_path / "data", [done], {})
+    (one,) = read(tmp_path / "data", tiny_tokenizer).documents
+    assert one == done
+    assert one.prompt_length == 2
+
+
+@pytest.mark.parametrize(
+    ("ids", "mask", "message"),
+    [
+        ([5, 6, 7], [1, 1, 1], "row 'a' starts without a prompt"),
+        ([5, 2048], [0, 1], "the target's vocabulary ends at 2047"),
+    ],
+)
+def test_completions_that_cannot_be_prompts(tmp_path, tiny_tokenizer, ids, mask, message):
+    write_completions(tmp_path / "data", [Completion("a", "s", ids, mask)], {})
+    with pytest.raises(DataError, match=message):
+        read(tmp_path / "data", tiny_tokenizer)
+
+
+def test_an_empty_file_and_one_that_is_not_text(tmp_path, tiny_tokenizer):
+    (tmp_path / "a.txt").write_text("\n\n")
+    with pytest.raises(DataError, match="no prompt in it"):
+        read(tmp_path / "a.txt", tiny_tokenizer)
+    (tmp_path / "b.txt").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(DataError, match="cannot be read as text"):
+        read(tmp_path / "b.txt", tiny_tokenizer)
