@@ -27,6 +27,10 @@ class Batch:
     document_T: Tensor
     position_T: Tensor
     blocks: Blocks
+    rows: tuple[int, ...] = ()
+    """The rows of --data-dir that the documents came from."""
+    checksum: int = 0
+    """CRC-32 of tokens and anchors: two runs that trained on the same agree in it."""
 
     @property
     def is_empty(self) -> bool:
@@ -71,6 +75,34 @@ class TargetFeatures:
         """Bytes of the two big tensors."""
         held = (t for t in (self.features_TF, self.teacher_TD) if t is not None)
         return sum(t.nbytes for t in held)
+
+
+@dataclass(frozen=True)
+class InputCheck:
+    """Which batch it was, and whether what the target said of it is finite; costs one [T] tensor.
+
+    Nothing waits for the device until somebody asks `bad_rows`.
+    """
+
+    batch: Batch
+    total_T: Tensor | None
+
+    @classmethod
+    def of(cls, features: TargetFeatures) -> "InputCheck":
+        """Sums over each token's features: a sum is finite where everything in it is."""
+        if features.features_TF is None:
+            return cls(features.batch, None)
+        total_T = features.features_TF.sum(-1, dtype=torch.float32)
+        if features.teacher_TD is not None:
+            total_T = total_T + features.teacher_TD.sum(-1, dtype=torch.float32)
+        return cls(features.batch, total_T)
+
+    def bad_rows(self) -> list[int]:
+        """The rows of --data-dir for which the target gave infinities or NaN; waits."""
+        if self.total_T is None:
+            return []
+        documents = self.batch.document_T.to(self.total_T.device)[~self.total_T.isfinite()]
+        return [self.batch.rows[document] for document in documents.unique().tolist()]
 
 
 def pack(

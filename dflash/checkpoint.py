@@ -9,20 +9,20 @@ step-00002000/
 
 import json
 import logging
-import os
 import shutil
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from dflash import __version__
 from dflash.drafter import Drafter, DrafterConfig
+from dflash.durable import remove, staged, sweep
 from dflash.errors import CheckpointError
 from dflash.layouts import drafter_from, zlab_config
 
@@ -50,6 +50,7 @@ class TrainingState:
     directory: Path
     progress: Progress
     config: dict[str, Any]
+    inputs: dict[str, str]
 
     def restore(self, drafter: Drafter, optimizer: torch.optim.Optimizer) -> None:
         """Load float32 weights and optimizer moments, bit for bit."""
@@ -59,11 +60,11 @@ class TrainingState:
         with torch.no_grad():
             for name, parameter in drafter.named_parameters():
                 parameter.copy_(tensors[f"weight.{name}"])
+                # Beside its parameter, where the fused AdamW of a GPU counts. A copy: what was
+                # loaded is the mapped file, which would take disk space after it is deleted.
                 optimizer.state[parameter] = {
-                    # Beside its parameter: the fused AdamW of a GPU counts there.
-                    "step": tensors[f"step.{name}"].to(parameter.device),
-                    "exp_avg": tensors[f"exp_avg.{name}"].to(parameter.device),
-                    "exp_avg_sq": tensors[f"exp_avg_sq.{name}"].to(parameter.device),
+                    kind: tensors[f"{kind}.{name}"].to(parameter.device, copy=True)
+                    for kind in TRAINING_KINDS[1:]
                 }
 
 
@@ -74,21 +75,41 @@ class Checkpoints:
     directory: Path
     keep: int
     config: dict[str, Any]
+    inputs: Mapping[str, str] = field(default_factory=dict)
+    """A hash of what the directory of an option holds, by the option's name."""
 
     def save(self, drafter: Drafter, optimizer: torch.optim.Optimizer, progress: Progress) -> Path:
-        """Write a checkpoint under a hidden name, sync it to disk, then give it its name."""
+        """Write a checkpoint under a hidden name, sync it to disk, then give it its name.
+
+        Raises CheckpointError, and leaves the older checkpoints as they are, when it cannot.
+        """
         final = self.directory / f"step-{progress.step:08d}"
-        staging = self.directory / f".writing-{final.name}"
-        shutil.rmtree(staging, ignore_errors=True)
-        staging.mkdir(parents=True)
-        save_model(drafter, staging)
-        save_file(_training_tensors(drafter, optimizer), staging / "training.safetensors")
-        state = {"version": __version__, "progress": asdict(progress), "config": self.config}
-        write_json(staging / "state.json", state)
-        publish(staging, final)
+        state = {
+            "version": __version__,
+            "progress": asdict(progress),
+            "config": self.config,
+            "inputs": dict(self.inputs),
+        }
+        try:
+            sweep(self.directory)
+            with staged(final) as staging:
+                save_model(drafter, staging)
+                save_file(_training_tensors(drafter, optimizer), staging / "training.safetensors")
+                write_json(staging / "state.json", state)
+        except (OSError, SafetensorError) as error:
+            raise self._not_saved(progress.step, error) from error
         log.info("saved %s", final)
         self._prune(final)
         return final
+
+    def _not_saved(self, step: int, error: Exception) -> CheckpointError:
+        places = (self.directory, *self.directory.absolute().parents)
+        free_mib = shutil.disk_usage(next(p for p in places if p.exists())).free / 2**20
+        return CheckpointError(
+            f"--output-dir {self.directory}: step {step} could not be saved: {error}"
+            f" ({free_mib:.0f} MiB are free there)",
+            remedy="Make room (--keep-checkpoints N keeps few), then type --resume auto.",
+        )
 
     def all(self) -> list[Path]:
         """Complete checkpoints, oldest first."""
@@ -110,7 +131,10 @@ class Checkpoints:
         if self.keep:
             up_to_newest = [path for path in self.all() if path.name <= newest.name]
             for path in up_to_newest[: -self.keep]:
-                shutil.rmtree(path)
+                try:
+                    remove(path)
+                except OSError as error:
+                    log.warning("%s is not kept, but cannot be deleted: %s", path, error)
 
 
 def find_checkpoint(path: Path) -> Path:
@@ -128,15 +152,30 @@ def find_checkpoint(path: Path) -> Path:
 
 
 def load_state(directory: Path) -> TrainingState:
-    """Read where a checkpoint stands; raises CheckpointError when it is not a complete one."""
+    """Read where a checkpoint stands; raises CheckpointError when it is not a complete one.
+
+    Of the tensors only the headers are read, which tell a truncated file from a whole one.
+    """
     missing = [name for name in FILES if not (directory / name).is_file()]
     if missing:
         raise CheckpointError(f"{directory} is not a complete checkpoint: no {missing[0]}")
     try:
         state = json.loads((directory / "state.json").read_text(encoding="utf-8"))
-        return TrainingState(directory, Progress(**state["progress"]), state["config"])
+        progress = Progress(**state["progress"])
+        found = TrainingState(directory, progress, state["config"], state.get("inputs", {}))
     except (ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{directory}/state.json cannot be read: {error!r}") from error
+    for name in ("model.safetensors", "training.safetensors"):
+        _check_whole(directory / name)
+    return found
+
+
+def _check_whole(path: Path) -> None:
+    try:
+        with safe_open(path, framework="pt"):
+            pass
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
 
 
 def save_model(drafter: Drafter, directory: Path) -> None:
@@ -245,21 +284,3 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise CheckpointError(f"{path} must hold an object, got {type(value).__name__}")
     return value
-
-
-def publish(staging: Path, final: Path) -> None:
-    """fsync the files and their directory before the rename, and the parent after it."""
-    for path in (*staging.iterdir(), staging):
-        _fsync(path)
-    if final.exists():
-        shutil.rmtree(final)
-    staging.rename(final)
-    _fsync(final.parent)
-
-
-def _fsync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -1,20 +1,23 @@
 """The `dflash` command. Nothing here imports torch until a command needs it."""
 
+import logging
 import os
 import sys
 from collections.abc import MutableMapping
 from pathlib import Path
+from typing import Any
 
 import click
 
 from dflash import __version__
 from dflash.config import TrainConfig, config_hash
 from dflash.decoding_options import DecodingOptions, EvaluateOptions, GenerateOptions
-from dflash.errors import ConfigError, DflashError, MissingExtraError
+from dflash.errors import ConfigError, DataError, DflashError, MissingExtraError
 from dflash.manifest import double_owners
 from dflash.options import ConfigCommand, DflashCommand
 
 EXISTING = click.Path(exists=True, path_type=Path)
+DIRECTORY = click.Path(exists=True, file_okay=False, path_type=Path)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -24,7 +27,12 @@ def main() -> None:
 
 
 @main.command(cls=ConfigCommand)
-def train(config: TrainConfig) -> None:
+@click.option(
+    "--rehearse",
+    is_flag=True,
+    help="train two steps elsewhere, save, reload; print memory and time that the run will need",
+)
+def train(config: TrainConfig, rehearse: bool) -> None:
     """Train a drafter for a frozen target model.
 
     Three stages run as threads: prefetching, the target's forward passes, the drafter's training.
@@ -42,7 +50,10 @@ def train(config: TrainConfig) -> None:
         click.echo(note, err=True)
     keep_bars_out_of_logs(os.environ)
     try:
-        from dflash.trainer import train as run
+        if rehearse:
+            from dflash.rehearse import rehearse as run
+        else:
+            from dflash.trainer import train as run
     except ModuleNotFoundError as error:
         raise missing_extra("train", error) from error
     sys.exit(run(config))
@@ -155,6 +166,109 @@ def print_config(config: TrainConfig) -> None:
 
 
 @main.command(cls=DflashCommand)
+@click.argument("source", type=click.Path(exists=True, path_type=Path))
+@click.option("--target-model", required=True, type=DIRECTORY, help="directory of the target")
+@click.option(
+    "--output-dir",
+    required=True,
+    type=click.Path(path_type=Path),
+    help="where the completions go; must not exist",
+)
+@click.option(
+    "--max-seq-len",
+    type=click.IntRange(min=2),
+    default=8192,
+    show_default=True,
+    help="most tokens of a prompt with its completion; longer rows of token ids are cut",
+)
+@click.option(
+    "--max-new-tokens",
+    type=click.IntRange(min=2),
+    default=2048,
+    show_default=True,
+    help="most tokens of a completion",
+)
+@click.option(
+    "--batch-size",
+    type=click.IntRange(min=1),
+    default=32,
+    show_default=True,
+    help="prompts that are answered together",
+)
+@click.option(
+    "--temperature",
+    type=click.FloatRange(min=0),
+    default=0.0,
+    show_default=True,
+    help="0 is greedy, which replaying a completion relies on",
+)
+@click.option(
+    "--top-p",
+    type=click.FloatRange(min=0, max=1, min_open=True),
+    default=1.0,
+    show_default=True,
+    help="smallest probability mass to draw from, with a temperature",
+)
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
+@click.option(
+    "--chat-template/--no-chat-template",
+    default=True,
+    show_default=True,
+    help="put prompts into the tokenizer's chat template, or continue them as they stand",
+)
+@click.option("--device", default="cuda:0", show_default=True, help="cuda:N or cpu")
+@click.option(
+    "--dtype",
+    type=click.Choice(["auto", "bfloat16", "float32"]),
+    default="auto",
+    show_default=True,
+)
+@click.option("--trust-remote-code", is_flag=True, help="run Python code of the target's directory")
+def prepare(**options: Any) -> None:
+    """Let the target answer the prompts in SOURCE, or import token rows, as data to train on.
+
+    SOURCE is a text file (a prompt a line), a JSONL file (prompt, messages or conversations; or
+    input_ids and loss_mask), a Parquet file, or a directory that datasets.save_to_disk wrote.
+    Killed or stopped, the same command goes on where it was.
+    """
+    keep_bars_out_of_logs(os.environ)
+    log_to_stderr()
+    try:
+        from dflash.prepare import PrepareOptions
+        from dflash.prepare import prepare as run
+    except ModuleNotFoundError as error:
+        raise missing_extra("train", error) from error
+    sys.exit(run(PrepareOptions(**options)))
+
+
+@main.command(cls=DflashCommand)
+@click.argument("a", type=DIRECTORY)
+@click.argument("b", type=DIRECTORY)
+@click.option(
+    "--tolerance",
+    type=click.FloatRange(min=0),
+    default=0.0,
+    show_default=True,
+    help="relative difference of losses and the like that counts as none",
+)
+@click.option("--json", "as_json", is_flag=True, help="print one JSON object")
+def compare(a: Path, b: Path, tolerance: float, as_json: bool) -> None:
+    """Hold two runs' output directories, A and B, against each other.
+
+    Options, environment, batches, losses, acceptance, speed; names the first step that differs.
+    Exits 0 if options and common steps agree, 1 if not, 2 if it cannot be told.
+    """
+    from dflash.compare import compare as run
+
+    try:
+        found = run(a, b, tolerance)
+    except DataError as error:
+        raise click.UsageError(f"{error}\n{error.remedy}") from error
+    click.echo(found.to_json() if as_json else "\n".join(found.lines()))
+    sys.exit(not found.same)
+
+
+@main.command(cls=DflashCommand)
 @click.option(
     "--work-dir",
     type=click.Path(file_okay=False, path_type=Path),
@@ -222,6 +336,12 @@ def keep_bars_out_of_logs(environ: MutableMapping[str, str]) -> None:
     """Let libraries draw progress bars on a terminal only; must come before tqdm is imported."""
     if not sys.stderr.isatty():
         environ.setdefault("TQDM_DISABLE", "1")
+
+
+def log_to_stderr() -> None:
+    """What a command says on its way, on standard error."""
+    logging.basicConfig(format="%(message)s")
+    logging.getLogger("dflash").setLevel(logging.INFO)
 
 
 def missing_extra(extra: str, error: ModuleNotFoundError) -> Exception:

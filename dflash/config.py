@@ -10,7 +10,7 @@ import difflib
 import hashlib
 import json
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -139,10 +139,25 @@ def determining_options(config: TrainConfig) -> dict[str, dict[str, Any]]:
     return nested
 
 
+def changed_options(
+    before: Mapping[str, Mapping[str, Any]], after: Mapping[str, Mapping[str, Any]]
+) -> Iterator[tuple[str, str, Any, Any]]:
+    """Section, key, old and new value of every option that differs; None where it is not set."""
+    for section in after:
+        old, new = before.get(section, {}), after[section]
+        for key in sorted({*old, *new}):
+            if old.get(key) != new.get(key):
+                yield section, key, old.get(key), new.get(key)
+
+
 def config_hash(config: TrainConfig) -> str:
     """SHA-256 of the canonical JSON of `determining_options`."""
-    nested = determining_options(config)
-    canonical = json.dumps(nested, sort_keys=True, separators=(",", ":"))
+    return hash_of(determining_options(config))
+
+
+def hash_of(value: Mapping[str, Any]) -> str:
+    """SHA-256 of the canonical JSON of `value`."""
+    canonical = json.dumps(value, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()
 
 

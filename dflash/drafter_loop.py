@@ -3,12 +3,13 @@
 import logging
 import time
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
+from operator import xor
 
 import torch
 from torch import Tensor
 
-from dflash.batches import Batch, TargetFeatures
+from dflash.batches import Batch, InputCheck, TargetFeatures
 from dflash.checkpoint import Checkpoints, Progress, TrainingState
 from dflash.compile import backward_on_this_thread, compiled_for_this_thread
 from dflash.concurrency import Gate
@@ -17,7 +18,7 @@ from dflash.drafter import Drafter, DrafterConfig, Regions, autocast, build_draf
 from dflash.heldout import HeldOut
 from dflash.losses import LossSums, Objective, Teacher, block_losses
 from dflash.metrics import StepMetrics
-from dflash.optim import Gradients, Schedule, apply_step, make_optimizer
+from dflash.optim import Gradients, NonFiniteError, Schedule, apply_step, make_optimizer
 from dflash.randomness import NOISE, generator
 from dflash.replicas import Exchange, check_equal, weights_digest
 from dflash.routing import RoutedReceiver
@@ -39,6 +40,7 @@ class Contribution:
     draft_positions: int
     epoch: int
     stop: bool
+    inputs: list[InputCheck]
 
 
 @dataclass(frozen=True)
@@ -125,14 +127,18 @@ class DrafterTrainLoop:
         parts = self.shared.exchange.gather(self.rank, self._contribute(step), "gradients")
         sums = sum((part.sums for part in parts[1:]), start=parts[0].sums)
         gradients = Gradients.total([part.gradients for part in parts], self.device)
-        norm = apply_step(
-            self.drafter,
-            self.optimizer,
-            gradients.normalised(sums, self.objective.cap_lambda),
-            lr=self.schedule.lr(step),
-            clip=self.config.optimizer.grad_clip,
-            step=step,
-        )
+        try:
+            norm = apply_step(
+                self.drafter,
+                self.optimizer,
+                gradients.normalised(sums, self.objective.cap_lambda),
+                lr=self.schedule.lr(step),
+                clip=self.config.optimizer.grad_clip,
+                step=step,
+            )
+        except NonFiniteError as error:
+            inputs = [check for part in parts for check in part.inputs]
+            raise error.traced(inputs, targets=len(self.config.devices.target_gpus)) from None
         if self.rank == 0:
             seconds = time.monotonic() - started
             self._report(step, parts, sums, norm, seconds, self._evaluate(step + 1))
@@ -143,15 +149,17 @@ class DrafterTrainLoop:
         gradients = self._new_gradients()
         sums = LossSums.zero(self.shared.shape.block_size, self.device)
         tokens = positions = epoch = 0
+        inputs = []
         for i in range(plan.grad_accum):
             index = step * plan.per_step + i * plan.drafters + self.rank
             features = self.features.receive(index).to(self.device)
+            inputs.append(InputCheck.of(features))
             sums += self._micro_batch(features, self._noise_scale(step), gradients)
             tokens += len(features.batch.tokens_T)
             positions += features.batch.blocks.labels_NB.numel()
             epoch = features.batch.epoch
         stop = self.shared.stop.is_set()
-        return Contribution(gradients, sums, tokens, positions, epoch, stop)
+        return Contribution(gradients, sums, tokens, positions, epoch, stop, inputs)
 
     def _micro_batch(
         self, features: TargetFeatures, noise: float, gradients: Gradients
@@ -219,9 +227,8 @@ class DrafterTrainLoop:
 
     def _save(self, step: int) -> None:
         if self.rank == 0:
-            self.shared.checkpoints.save(
-                self.drafter, self.optimizer, Progress(step, step * self.shared.plan.per_step)
-            )
+            progress = Progress(step, step * self.shared.plan.per_step)
+            self.shared.checkpoints.save(self.drafter, self.optimizer, progress)
 
     def _evaluate(self, done: int) -> dict[str, float]:
         """Every --eval-every steps and after the last one; the other replicas wait meanwhile."""
@@ -263,6 +270,7 @@ class DrafterTrainLoop:
             noise=self._noise_scale(step),
             tokens=sum(part.tokens for part in parts),
             draft_positions=sum(part.draft_positions for part in parts),
+            batches=reduce(xor, (c.batch.checksum for part in parts for c in part.inputs)),
             seconds=seconds,
             evaluation=evaluation,
         )

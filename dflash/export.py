@@ -1,6 +1,5 @@
 """`dflash export`: a checkpoint in a layout that others read, checked as it lies on disk."""
 
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +9,11 @@ from dflash.checkpoint import (
     find_checkpoint,
     load_model,
     load_shape,
-    publish,
     read_json,
     write_model,
 )
 from dflash.drafter import Drafter
+from dflash.durable import staged
 from dflash.engine import target_of
 from dflash.errors import CheckpointError, ModelError
 from dflash.layouts import Verifier, speculators_config, zlab_config
@@ -56,12 +55,9 @@ def export(
         config = speculators_config(drafter.config, named, dtype)
     else:
         config = zlab_config(drafter.config, dtype)
-    staging = out.with_name(f".writing-{out.name}")
-    shutil.rmtree(staging, ignore_errors=True)
-    staging.mkdir(parents=True)
-    write_model(staging, config, drafter, getattr(torch, dtype))
-    _check_written(staging, drafter, getattr(torch, dtype), layers)
-    publish(staging, out)
+    with staged(out) as staging:
+        write_model(staging, config, drafter, getattr(torch, dtype))
+        _check_written(staging, drafter, getattr(torch, dtype), layers)
     return out
 
 

@@ -4,13 +4,26 @@ import logging
 import os
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NoReturn
 
 from dflash.concurrency import StuckThreads
 from dflash.errors import DflashError, Exit
 
 log = logging.getLogger(__name__)
+
+
+def reported(run: Callable[[], int]) -> int:
+    """The exit code of `run`, or of what it raised, which is logged."""
+    try:
+        return run()
+    except StuckThreads as error:
+        leave_stuck(error)
+    except KeyboardInterrupt:
+        log.error("interrupted during start-up; nothing was trained")
+        return Exit.INTERRUPTED
+    except Exception as error:
+        return report(error)
 
 
 def report(error: BaseException) -> int:

@@ -1,9 +1,11 @@
 """What a step was like, measured once."""
 
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
+from statistics import median
 from typing import Any, Protocol
 
 from dflash.losses import LossSums, Objective
@@ -23,6 +25,9 @@ class StepMetrics:
         evaluation: tau by replay of held-out documents, how many, and what it took in seconds;
             empty at steps that are not evaluated. Measured after the update.
         queue: items queued between the stages at the step's end, `[queued, capacity]`.
+        batches: the micro-batches' checksums, combined in a way that their order does not change.
+        loss_ratio: the loss over the median of the steps before it; 1 while there are too few.
+        elapsed_s: seconds since the run's directory was opened: loading and saving included.
     """
 
     step: int
@@ -32,6 +37,7 @@ class StepMetrics:
     noise: float
     tokens: int
     draft_positions: int
+    batches: int
     seconds: float
     loss: float
     ce: float
@@ -42,6 +48,8 @@ class StepMetrics:
     evaluation: dict[str, float] = field(default_factory=dict)
     stall: dict[str, float] = field(default_factory=dict)
     queue: dict[str, tuple[int, int]] = field(default_factory=dict)
+    loss_ratio: float = 1.0
+    elapsed_s: float = 0.0
 
     @classmethod
     def of(cls, sums: LossSums, objective: Objective, **measured: Any) -> "StepMetrics":
@@ -83,6 +91,22 @@ class StepMetrics:
     def to_dict(self) -> dict[str, Any]:
         """All fields and tokens_per_s, for JSON."""
         return {**asdict(self), "tokens_per_s": self.tokens_per_s}
+
+
+class SpikeGuard:
+    """Compares each loss with the median of those before it: reports, and changes nothing."""
+
+    MEMORY = 50  # steps
+    ENOUGH = 10  # fewer say nothing about what is usual
+
+    def __init__(self) -> None:
+        self._losses: deque[float] = deque(maxlen=self.MEMORY)
+
+    def ratio(self, loss: float) -> float:
+        """`loss` over the median of the last steps; 1.0 while there are fewer than ENOUGH."""
+        usual = median(self._losses) if len(self._losses) >= self.ENOUGH else 0.0
+        self._losses.append(loss)
+        return loss / usual if usual else 1.0
 
 
 class Waits(Protocol):

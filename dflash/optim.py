@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from dflash.batches import InputCheck
 from dflash.errors import DflashError
 from dflash.losses import LossSums
 from dflash.sections import OptimizerConfig
@@ -15,7 +16,22 @@ from dflash.sections import OptimizerConfig
 class NonFiniteError(DflashError):
     """A step's loss or gradient is not a number; nothing of it was applied."""
 
-    remedy = "Look for NaN in the target's features; lower --lr or set --grad-clip, then --resume."
+    remedy = "Lower --lr or set --grad-clip, then --resume auto."
+
+    def traced(self, inputs: Iterable[InputCheck], *, targets: int) -> "NonFiniteError":
+        """The same error, naming the rows that the target gave no finite features for."""
+        culprits = [
+            f"target-{check.batch.index % targets} gave no finite features for row(s)"
+            f" {', '.join(map(str, rows))} of --data-dir, in micro-batch {check.batch.index}"
+            for check in inputs
+            if (rows := check.bad_rows())
+        ]
+        if not culprits:
+            return NonFiniteError(f"{self}; the target's features were finite")
+        return NonFiniteError(
+            f"{self}: {'; '.join(culprits)}",
+            remedy="Take these rows out, or try --dtype float32, then --resume auto.",
+        )
 
 
 @dataclass(frozen=True)

@@ -57,16 +57,23 @@ class DflashCommand(click.Command):
 
 
 class ConfigCommand(DflashCommand):
-    """A command that takes every option of TrainConfig; its callback gets the `config`."""
+    """A command that takes every option of TrainConfig; its callback gets the `config`.
+
+    Options of its own come to the callback as they are.
+    """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._own = tuple(self.params)
         self.params.append(_config_file_option())
         self.params.extend(section_options(SECTIONS))
 
     def invoke(self, ctx: click.Context) -> Any:
         with reported(ctx):
-            ctx.params = {"config": self._resolve(**ctx.params)}
+            own = {param.name for param in self._own}
+            others = {name: value for name, value in ctx.params.items() if name in own}
+            given = {name: value for name, value in ctx.params.items() if name not in own}
+            ctx.params = {"config": self._resolve(**given), **others}
         return super().invoke(ctx)
 
     def _resolve(self, config_file: Path | None, **given: Any) -> TrainConfig:

@@ -1,8 +1,10 @@
 """BatchPrefetcher: threads that read rows and lay out micro-batches and their draft blocks."""
 
 import logging
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -51,7 +53,22 @@ class BatchSource:
             mask_token_id=self.mask_token_id,
             gamma=objective.gamma,
         )
-        return Batch(index, planned.epoch, tokens_T, lengths, document_T, position_T, blocks)
+        return Batch(
+            index,
+            planned.epoch,
+            tokens_T,
+            lengths,
+            document_T,
+            position_T,
+            blocks,
+            rows=tuple(planned.rows.tolist()),
+            checksum=zlib.crc32(anchor_N.numpy().tobytes(), zlib.crc32(tokens_T.numpy().tobytes())),
+        )
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Tokens of each row as it is trained on: cut at --max-seq-len."""
+        return np.minimum(self.data.lengths, self.config.data.max_seq_len)
 
     def _row(self, row: int) -> tuple[torch.Tensor, torch.Tensor]:
         tokens, loss_mask = self.data.tokens(int(row))
@@ -68,6 +85,7 @@ def open_source(config: TrainConfig, *, mask_token_id: int, vocab_size: int) -> 
     """
     data = Completions(config.data.data_dir)
     data.check_vocabulary(vocab_size)
+    data.check_tokenizer(Path(config.model.target_model))
     lengths = np.minimum(data.lengths, config.data.max_seq_len)
     usable = data.anchor_counts(config.data.max_seq_len) > 0
     if not usable.any():
@@ -92,6 +110,8 @@ def open_source(config: TrainConfig, *, mask_token_id: int, vocab_size: int) -> 
         config.data.max_seq_len,
         len(plan),
     )
+    if short := int((lengths[usable] < config.model.block_size).sum()):
+        log.info("data: %d rows are shorter than a block; theirs end with the row", short)
     return BatchSource(data, plan, mask_token_id, config)
 
 

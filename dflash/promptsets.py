@@ -10,7 +10,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from dflash.data.completions import Completion, Completions
-from dflash.data.generate import chat_ids
+from dflash.data.generate import chat_prompt
 from dflash.errors import DataError
 
 FORMS = 'one of {"prompt": "..."} and {"conversations": [{"role": "user", "content": "..."}]}'
@@ -84,7 +84,7 @@ def prompt_ids(
             "the target's tokenizer has no chat template for prompts that are chats",
             remedy='give prompts as text: {"prompt": "..."}',
         )
-    return chat_ids(tokenizer, prompt)
+    return chat_prompt(tokenizer, prompt)
 
 
 def _messages(line: str, where: str) -> str | list[dict[str, str]]:

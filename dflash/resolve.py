@@ -2,6 +2,7 @@
 
 import importlib.util
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,12 +58,11 @@ def check_loggers(config: TrainConfig) -> None:
 
 def compute_dtype(config: TrainConfig) -> torch.dtype:
     """The dtype of the forward passes; the drafter's weights and its optimizer stay float32."""
-    return choose_dtype(
-        config.model.dtype, (*config.devices.target_gpus, *config.devices.drafter_gpus)
-    )
+    devices = (*config.devices.target_gpus, *config.devices.drafter_gpus)
+    return choose_dtype(config.model.dtype, devices)
 
 
-def choose_dtype(asked: str, devices: tuple[str, ...]) -> torch.dtype:
+def choose_dtype(asked: str, devices: Sequence[str]) -> torch.dtype:
     """The dtype asked for; with `auto`, bfloat16 where all devices have it."""
     if asked != "auto":
         log.info("dtype: %s, as asked", asked)

@@ -8,15 +8,17 @@ step-NNNNNNNN/ checkpoints
 """
 
 import logging
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
 
 from dflash.checkpoint import Checkpoints, TrainingState, load_state
-from dflash.config import TrainConfig, determining_options
+from dflash.config import TrainConfig, changed_options, determining_options
 from dflash.errors import CheckpointError, ConfigError
 from dflash.manifest import Manifest
 from dflash.sinks import BarSink, JsonlSink, LinesSink, Reporter, Sink, TensorBoardSink, WandbSink
@@ -32,11 +34,12 @@ class RunDirectory:
     path: Path
     config: TrainConfig
     console: Console
+    started_s: float = field(default_factory=time.monotonic)
 
-    @property
-    def checkpoints(self) -> Checkpoints:
-        """The checkpoints in it."""
-        return Checkpoints(self.path, self.config.run.keep_checkpoints, self.config.to_dict())
+    def checkpoints(self, inputs: Mapping[str, str] | None = None) -> Checkpoints:
+        """The checkpoints in it; those saved from now on record the hashes of their `inputs`."""
+        keep = self.config.run.keep_checkpoints
+        return Checkpoints(self.path, keep, self.config.to_dict(), inputs or {})
 
     def resume_from(self) -> TrainingState | None:
         """The checkpoint that --resume asks for; None for a fresh run.
@@ -44,19 +47,30 @@ class RunDirectory:
         Raises CheckpointError when the directory holds a run that would be mixed up with this one,
         or when the checkpoint came from options that this run changes.
         """
-        asked, latest = self.config.run.resume, self.checkpoints.latest()
+        asked, latest = self.config.run.resume, self.checkpoints().latest()
         if asked == "never" and latest is not None:
             raise CheckpointError(
                 f"--output-dir {self.path} already holds a run, at {latest.name}",
                 remedy="Type --resume auto to go on with it, or choose another --output-dir.",
             )
-        directory = latest if asked in ("never", "auto") else Path(asked)
-        if directory is None:
+        if latest is None and asked in ("never", "auto"):
             return None
-        state = load_state(directory)
+        state = self._newest_readable() if asked == "auto" else load_state(Path(asked))
         _refuse_changes(state, self.config)
-        log.info("resuming from %s", directory)
+        log.info("resuming from %s", state.directory)
         return state
+
+    def _newest_readable(self) -> TrainingState:
+        """The newest checkpoint that can be read; says which newer ones cannot."""
+        for directory in reversed(self.checkpoints().all()):
+            try:
+                return load_state(directory)
+            except CheckpointError as error:
+                log.warning("%s; falling back to the checkpoint before it", error)
+        raise CheckpointError(
+            f"--output-dir {self.path}: none of its checkpoints can be read",
+            remedy="Move them away, or choose another --output-dir, and start anew.",
+        )
 
     def write_description(self, manifest: Manifest) -> None:
         """Save run.toml and manifest.json."""
@@ -65,19 +79,18 @@ class RunDirectory:
 
     def reporter(self, first_step: int, total_steps: int) -> Reporter:
         """Every sink that was asked for."""
-        logs = self.config.logging
-        sinks: list[Sink] = []
-        if logs.wandb_project:
-            config = self.config.to_dict()
-            sinks.append(WandbSink(logs.wandb_project, logs.wandb_run_name, self.path, config))
+        logs, config = self.config.logging, self.config.to_dict()
+        sinks: list[Callable[[], Sink]] = []
+        if project := logs.wandb_project:
+            sinks.append(partial(WandbSink, project, logs.wandb_run_name, self.path, config))
         if logs.tensorboard:
-            sinks.append(TensorBoardSink(self.path / "tensorboard"))
-        sinks.append(JsonlSink(self.path / "metrics.jsonl", first_step))
+            sinks.append(partial(TensorBoardSink, self.path / "tensorboard"))
+        sinks.append(partial(JsonlSink, self.path / "metrics.jsonl", first_step))
         if self._shows_bar():
-            sinks.append(BarSink(self.console, first_step, total_steps))
+            sinks.append(partial(BarSink, self.console, first_step, total_steps))
         else:
-            sinks.append(LinesSink(first_step, total_steps, logs.log_interval))
-        return Reporter(sinks)
+            sinks.append(partial(LinesSink, first_step, total_steps, logs.log_interval))
+        return Reporter(sinks, logs.spike_ratio, self.started_s)
 
     def _shows_bar(self) -> bool:
         chosen = self.config.logging.log_format
@@ -128,17 +141,59 @@ class ConsoleHandler(logging.Handler):
             self.handleError(record)
 
 
-def _refuse_changes(state: TrainingState, config: TrainConfig) -> None:
-    before = determining_options(TrainConfig.from_dict(state.config, str(state.directory)))
-    now = determining_options(config)
-    changed = [
-        f"--{key} {before[section].get(key)} -> {now[section].get(key)}"
-        for section in now
-        for key in sorted({*before[section], *now[section]})
-        if before[section].get(key) != now[section].get(key)
-    ]
-    if changed:
+def check_place(state: TrainingState, next_batch: int) -> None:
+    """Raise CheckpointError unless the run that resumes would go on at the same micro-batch.
+
+    It does if a step still takes as many micro-batches, however they are spread.
+    """
+    before = state.progress
+    if next_batch != before.next_batch:
         raise CheckpointError(
-            f"{state.directory} was trained with other options: {'; '.join(changed)}",
+            f"{state.directory} stands at micro-batch {before.next_batch}, this run would go on at"
+            f" {next_batch}: drafters x --grad-accum must be {before.next_batch // before.step}, as"
+            f" before, got {next_batch // before.step}",
+            remedy="Change --grad-accum or --drafter-gpus so that their product is the same.",
+        )
+
+
+def check_inputs(state: TrainingState, inputs: Mapping[str, str]) -> None:
+    """Raise CheckpointError when an option's directory holds something else than it did.
+
+    Directories may move: `inputs` maps an option to a hash of what its directory holds.
+    """
+    for option, digest in inputs.items():
+        if state.inputs.get(option, digest) != digest:
+            raise CheckpointError(
+                f"{state.directory} was trained with another {option}: its content has changed"
+                f" (hash {state.inputs[option][:12]} -> {digest[:12]})",
+                remedy=f"Give the {option} of its run, or start anew in another --output-dir.",
+            )
+
+
+# What a resumed run may change: the machine, and where its inputs lie (their content is checked).
+MAY_CHANGE = {
+    ("devices", "target-gpus"),
+    ("devices", "drafter-gpus"),
+    ("devices", "compile"),
+    ("optimizer", "grad-accum"),
+    ("data", "data-dir"),
+    ("model", "target-model"),
+}
+
+
+def _refuse_changes(state: TrainingState, config: TrainConfig) -> None:
+    """Raise CheckpointError naming every option that would change what is computed.
+
+    An option that changes at most its rounding is accepted and logged.
+    """
+    before = determining_options(TrainConfig.from_dict(state.config, str(state.directory)))
+    changes: dict[bool, list[str]] = {True: [], False: []}
+    for section, key, old, new in changed_options(before, determining_options(config)):
+        changes[(section, key) in MAY_CHANGE].append(f"--{key} {old} -> {new}")
+    if changes[False]:
+        raise CheckpointError(
+            f"{state.directory} was trained with other options: {'; '.join(changes[False])}",
             remedy="Resume with the options of its run (run.toml), or start anew elsewhere.",
         )
+    if changes[True]:
+        log.info("resuming with %s: the same up to rounding", "; ".join(changes[True]))

@@ -212,6 +212,12 @@ class LoggingConfig(Section):
         choices=("auto", "bar", "lines"),
     )
     log_interval: int = option(10, help="steps between two plain lines", unit="steps", at_least=1)
+    spike_ratio: float = option(
+        2.0,
+        help="warn about a loss that is this many times the median of the steps before it",
+        unit="ratio",
+        above=1,
+    )
     wandb_project: str | None = option(
         None, help="log to this Weights & Biases project", unit="name"
     )

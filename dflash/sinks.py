@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -18,7 +19,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from dflash.metrics import StallMeter, StepMetrics, Waits
+from dflash.metrics import SpikeGuard, StallMeter, StepMetrics, Waits
 
 log = logging.getLogger(__name__)
 
@@ -136,8 +137,19 @@ class Reporter:
     A sink that fails is reported and dropped: a run must survive its loggers.
     """
 
-    def __init__(self, sinks: Sequence[Sink]) -> None:
-        self._sinks = list(sinks)
+    def __init__(
+        self,
+        makers: Sequence[Callable[[], Sink]],
+        spike_ratio: float = math.inf,
+        started_s: float = 0.0,
+    ) -> None:
+        """`makers` open the sinks; a loss `spike_ratio` times the usual one is worth a warning.
+
+        `started_s` is when the run began, on the monotonic clock.
+        """
+        self._sinks = [sink for make in makers if (sink := _opened(make)) is not None]
+        self._spikes, self._spike_ratio = SpikeGuard(), spike_ratio
+        self._started_s = started_s
         self._meter: StallMeter | None = None
         self._queues: Mapping[str, Callable[[], tuple[int, int]]] = {}
 
@@ -155,7 +167,16 @@ class Reporter:
             metrics,
             stall=self._meter.shares() if self._meter else {},
             queue={name: read() for name, read in self._queues.items()},
+            loss_ratio=self._spikes.ratio(metrics.loss),
+            elapsed_s=time.monotonic() - self._started_s,
         )
+        if metrics.loss_ratio >= self._spike_ratio:
+            log.warning(
+                "step %d: loss %.3f is %.1f times the usual; training goes on",
+                metrics.step,
+                metrics.loss,
+                metrics.loss_ratio,
+            )
         for sink in list(self._sinks):
             self._guarded(sink, "step", metrics)
 
@@ -172,9 +193,20 @@ class Reporter:
             log.exception("%s failed and is dropped; training goes on", type(sink).__name__)
 
 
+def _opened(make: Callable[[], Sink]) -> Sink | None:
+    """The sink, or None when it cannot be opened: reported here, once."""
+    try:
+        return make()
+    except Exception:
+        log.exception("a logger cannot be started and is left out; training goes on")
+        return None
+
+
 def _scalars(metrics: StepMetrics) -> dict[str, float]:
     scalars: dict[str, float] = {}
     for name, value in metrics.to_dict().items():
+        if name == "batches":
+            continue  # a checksum: for `dflash compare`, nothing to plot
         if isinstance(value, list):
             scalars.update({f"{name}/slot_{k}": v for k, v in enumerate(value, start=1)})
         elif isinstance(value, dict):

@@ -4,6 +4,8 @@ R rows (one document each), S tokens of the longest, D hidden size, F = captured
 """
 
 import copy
+import hashlib
+import json
 import logging
 import time
 from collections.abc import Iterator, Sequence
@@ -150,6 +152,11 @@ def load_target(
     *,
     trust_remote_code: bool,
 ) -> Target:
+    """Load a causal LM, with hooks on the captured layers: see `load_causal_lm`."""
+    return Target(load_causal_lm(path, dtype, trust_remote_code=trust_remote_code), layer_ids)
+
+
+def load_causal_lm(path: str, dtype: torch.dtype, *, trust_remote_code: bool) -> PreTrainedModel:
     """Load a causal LM from a local Hugging Face directory onto the CPU. Never asks a hub.
 
     Raises ModelError when it cannot be loaded, or lacks weights: those would be random numbers.
@@ -168,7 +175,16 @@ def load_target(
             f"--target-model {path}: no weight {missing[0]!r} ({len(missing)} missing in all)",
             remedy="copy the checkpoint again, every *.safetensors file of it",
         )
-    return Target(model, layer_ids)
+    return model
+
+
+def target_digest(path: Path) -> str:
+    """SHA-256 of the target's config and of the sizes of its weight files, wherever it lies."""
+    config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    for volatile in ("_name_or_path", "transformers_version"):
+        config.pop(volatile, None)
+    sizes = sorted(file.stat().st_size for file in path.glob("*.safetensors"))
+    return hashlib.sha256(json.dumps([config, sizes], sort_keys=True).encode()).hexdigest()
 
 
 def load_targets(

@@ -5,14 +5,15 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 import torch
 
 from dflash import failures
 from dflash.batches import Batch, TargetFeatures
-from dflash.checkpoint import TrainingState
+from dflash.checkpoint import Checkpoints, TrainingState
 from dflash.compile import install_thread_isolation
-from dflash.concurrency import Gate, StuckThreads, TaskGroup
+from dflash.concurrency import Gate, TaskGroup
 from dflash.config import TrainConfig, config_hash
 from dflash.drafter import Drafter, DrafterConfig
 from dflash.drafter_loop import DrafterTrainLoop, Shared
@@ -30,10 +31,10 @@ from dflash.resolve import (
     initial_drafter,
 )
 from dflash.routing import RoutedReceiver, Routes, indices, queue_depth, routes
-from dflash.rundir import RunDirectory, run_directory
+from dflash.rundir import RunDirectory, check_inputs, check_place, run_directory
 from dflash.steps import StepPlan
 from dflash.stop import StopRequest, on_signals
-from dflash.target import Target, load_targets, run_target
+from dflash.target import Target, load_targets, run_target, target_digest
 
 log = logging.getLogger(__name__)
 
@@ -41,18 +42,19 @@ log = logging.getLogger(__name__)
 def train(config: TrainConfig) -> int:
     """Train as configured; returns the exit code. Everything that goes wrong is logged."""
     with run_directory(config) as directory:
-        try:
-            return _train(config, directory)
-        except StuckThreads as error:
-            failures.leave_stuck(error)
-        except KeyboardInterrupt:
-            log.error("interrupted during start-up; nothing was trained")
-            return Exit.INTERRUPTED
-        except Exception as error:
-            return failures.report(error)
+        return failures.reported(lambda: _train(config, directory))
 
 
 def _train(config: TrainConfig, directory: RunDirectory) -> int:
+    run = open_run(config, directory)
+    if run.plan.first_step == run.plan.total_steps:
+        log.info("nothing to do: all %d steps are done", run.plan.total_steps)
+        return Exit.OK
+    return run.start(run.load())
+
+
+def open_run(config: TrainConfig, directory: RunDirectory) -> "Run":
+    """Check and resolve everything; reads the data, loads no weights. Raises DflashError."""
     manifest = collect(config_hash(config))
     log.info(manifest.first_line())
     check_devices(config)
@@ -60,51 +62,69 @@ def _train(config: TrainConfig, directory: RunDirectory) -> int:
     resume_from = directory.resume_from()
     shape = drafter_shape(config)
     source = open_source(config, mask_token_id=shape.mask_token_id, vocab_size=shape.vocab_size)
-    directory.write_description(manifest)
+    inputs = {
+        "--data-dir": source.data.digest(),
+        "--target-model": target_digest(Path(config.model.target_model)),
+    }
     plan = StepPlan.of(
         len(source.plan),
         drafters=len(config.devices.drafter_gpus),
         grad_accum=config.optimizer.grad_accum,
         first_step=resume_from.progress.step if resume_from else 0,
     )
+    if resume_from is not None:
+        check_inputs(resume_from, inputs)
+        check_place(resume_from, resume_from.progress.step * plan.per_step)
+    directory.write_description(manifest)
     log.info("%d steps of %d micro-batches", plan.total_steps, plan.per_step)
-    if plan.first_step == plan.total_steps:
-        log.info("nothing to do: all %d steps are done", plan.total_steps)
-        return Exit.OK
-    dtype = compute_dtype(config)
-    if config.devices.compile != "none":
-        install_thread_isolation()
-    names = _devices(config.devices.target_gpus)
-    evaluates = config.evaluation.eval_every > 0
-    targets = load_targets(
-        config.model.target_model,
-        shape.target_layer_ids,
-        dtype,
-        # One more for the drafter that evaluates: its own hooks over the first one's weights.
-        [*names, *names[:evaluates]],
-        trust_remote_code=config.model.trust_remote_code,
-    )
-    held_out = open_held_out(config, targets.pop()) if evaluates else None
-    initial = initial_drafter(config, shape) if resume_from is None else None
-    run = Run(config, directory, shape, source, plan, targets, dtype, initial, held_out)
-    return run.run(resume_from)
+    checkpoints, dtype = directory.checkpoints(inputs), compute_dtype(config)
+    return Run(config, directory, checkpoints, shape, source, plan, dtype, resume_from)
+
+
+@dataclass(frozen=True)
+class Models:
+    """What is loaded: the target once for each of --target-gpus, and what the options ask for.
+
+    `initial`: weights of --init-from; None for random ones, or those of the checkpoint resumed.
+    """
+
+    targets: list[Target]
+    initial: Drafter | None
+    held_out: HeldOut | None
 
 
 @dataclass(frozen=True)
 class Run:
-    """Everything loaded and resolved; `run` starts the threads and waits for them."""
+    """Everything resolved; `start` starts the threads and waits for them."""
 
     config: TrainConfig
     directory: RunDirectory
+    checkpoints: Checkpoints
     shape: DrafterConfig
     source: BatchSource
     plan: StepPlan
-    targets: list[Target]
     dtype: torch.dtype
-    initial: Drafter | None
-    held_out: HeldOut | None
+    resume_from: TrainingState | None
 
-    def run(self, resume_from: TrainingState | None) -> int:
+    def load(self) -> "Models":
+        """Load the weights. Raises DflashError, naming the option."""
+        config = self.config
+        if config.devices.compile != "none":
+            install_thread_isolation()
+        initial = initial_drafter(config, self.shape) if self.resume_from is None else None
+        names = _devices(config.devices.target_gpus)
+        evaluates = config.evaluation.eval_every > 0
+        targets = load_targets(
+            config.model.target_model,
+            self.shape.target_layer_ids,
+            self.dtype,
+            # One more for the drafter that evaluates: its own hooks over the first one's weights.
+            [*names, *names[:evaluates]],
+            trust_remote_code=config.model.trust_remote_code,
+        )
+        return Models(targets, initial, open_held_out(config, targets.pop()) if evaluates else None)
+
+    def start(self, models: "Models") -> int:
         """Train; returns the exit code, or raises what the threads raised, root cause first."""
         run = self.config.run
         stop = StopRequest()
@@ -116,52 +136,51 @@ class Run:
             config=self.config,
             shape=self.shape,
             plan=self.plan,
-            head=self.targets[0].head,
+            head=models.targets[0].head,
             dtype=self.dtype,
             exchange=Exchange(group.scope, self.plan.drafters, run.stall_timeout_s),
             gate=gate,
             stop=stop,
-            checkpoints=self.directory.checkpoints,
+            checkpoints=self.checkpoints,
             reporter=reporter,
-            resume_from=resume_from,
-            initial=self.initial,
-            held_out=self.held_out,
+            resume_from=self.resume_from,
+            initial=models.initial,
+            held_out=models.held_out,
         )
         try:
             with on_signals(stop, group.scope, gate), group:
-                self._start(group, shared)
+                self._start(group, shared, models.targets)
         finally:
             reporter.close()
         return self._outcome(stop, group.scope.reason)
 
-    def _start(self, group: TaskGroup, shared: Shared) -> None:
+    def _start(self, group: TaskGroup, shared: Shared, targets: list[Target]) -> None:
         """Make the channels and start every thread: prefetch-P, target-T, drafter-D."""
         config, plan, gate = self.config, self.plan, shared.gate
         threads = config.data.num_prefetch_threads
-        targets = len(self.targets)
-        batches: Routes[Batch] = routes(group.scope, threads, targets, "batches", config.run)
+        batches: Routes[Batch] = routes(group.scope, threads, len(targets), "batches", config.run)
         features: Routes[TargetFeatures] = routes(
-            group.scope, targets, plan.drafters, "features", config.run
+            group.scope, len(targets), plan.drafters, "features", config.run
         )
-        sample = self._warm_up_sample()
+        sample = self._warm_up_sample(targets[0])
         self._log_memory(sample, features[1])
         _watch(shared, batches, features)
         for rank, sender in enumerate(batches[0]):
             share = indices(rank, threads, plan.first_batch, plan.end_batch)
             group.start(run_prefetch, self.source, sender, share, gate, name=f"prefetch-{rank}")
         soft = config.objective.use_soft_labels
-        for rank, target in enumerate(self.targets):
-            share = indices(rank, targets, plan.first_batch, plan.end_batch)
+        for rank, target in enumerate(targets):
+            share = indices(rank, len(targets), plan.first_batch, plan.end_batch)
             ends = (batches[1][rank], features[0][rank])
             group.start(run_target, target, *ends, share, gate, soft, name=f"target-{rank}")
         for rank, device in enumerate(_devices(config.devices.drafter_gpus)):
             loop = DrafterTrainLoop(shared, rank, device, features[1][rank])
             group.start(loop.run, sample, name=loop.name)
 
-    def _warm_up_sample(self) -> TargetFeatures:
+    def _warm_up_sample(self, target: Target) -> TargetFeatures:
         """Features for the drafters to warm up with, before any other thread runs."""
-        batch = self.source.batch(self.plan.first_batch).to(self.targets[0].device)
-        return self.targets[0].features(batch, soft_labels=self.config.objective.use_soft_labels)
+        batch = self.source.batch(self.plan.first_batch).to(target.device)
+        return target.features(batch, soft_labels=self.config.objective.use_soft_labels)
 
     def _log_memory(
         self, sample: TargetFeatures, receivers: Sequence[RoutedReceiver[TargetFeatures]]

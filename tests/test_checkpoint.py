@@ -1,5 +1,6 @@
 """Checkpoints: bit for bit, under public names, and complete as soon as they have their name."""
 
+import gc
 import json
 import os
 from pathlib import Path
@@ -72,6 +73,15 @@ def test_a_restored_run_goes_on_bit_for_bit(tmp_path, drafter_shape, trained):
     state.restore(resumed.drafter, resumed.optimizer)
     assert equal(resumed.weights, trained.weights)
     assert equal(resumed.steps(3, 6).weights, trained.steps(3, 6).weights)
+
+
+def test_a_restored_run_holds_no_file_of_its_checkpoint(tmp_path, drafter_shape, trained):
+    """A mapped file takes disk space after --keep-checkpoints has deleted it."""
+    directory = save(tmp_path, trained)
+    resumed = Training(drafter_shape())
+    load_state(directory).restore(resumed.drafter, resumed.optimizer)
+    gc.collect()
+    assert str(directory) not in Path("/proc/self/maps").read_text()
 
 
 @pytest.mark.gpu
@@ -210,7 +220,7 @@ def test_the_name_comes_after_everything_is_on_disk(tmp_path, trained, monkeypat
         events.append(("rename", self, target))
         return rename(self, target)
 
-    monkeypatch.setattr(checkpoint.os, "fsync", record_fsync)
+    monkeypatch.setattr(os, "fsync", record_fsync)
     monkeypatch.setattr(Path, "rename", record_rename)
     final = save(tmp_path, trained)
 
@@ -220,7 +230,7 @@ def test_the_name_comes_after_everything_is_on_disk(tmp_path, trained, monkeypat
     assert {path for _, path in events[:-3]} == {staging / name for name in checkpoint.FILES}
 
 
-@pytest.mark.parametrize("failing", ["save_model", "save_file", "_fsync"])
+@pytest.mark.parametrize("failing", ["save_model", "save_file", "write_json"])
 def test_a_save_that_fails_leaves_the_older_ones_and_no_new_name(
     tmp_path, trained, monkeypatch, failing
 ):
@@ -231,7 +241,7 @@ def test_a_save_that_fails_leaves_the_older_ones_and_no_new_name(
 
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint, failing, fail)
-        with pytest.raises(OSError, match="No space left"):
+        with pytest.raises(CheckpointError, match=r"step 2 could not be saved: No space left"):
             save(tmp_path, trained, step=2)
     assert Checkpoints(tmp_path, 0, CONFIG).latest() == first
     load_state(first)

@@ -17,6 +17,7 @@ MEASURED = {
     "noise": 0.05,
     "tokens": 1000,
     "draft_positions": 64,
+    "batches": 7,
     "seconds": 2.0,
 }
 

@@ -79,6 +79,7 @@ SURFACE = {
     "logging": {
         "--log-format": "auto",
         "--log-interval": 10,
+        "--spike-ratio": 2.0,
         "--wandb-project": None,
         "--wandb-run-name": None,
         "--tensorboard": False,
@@ -94,8 +95,16 @@ DECODING = {
     "--trust-remote-code",
 }
 COMMANDS = {
-    "train": {"--config"} | {flag for section in SURFACE.values() for flag in section},
+    "train": {"--config", "--rehearse"}
+    | {flag for section in SURFACE.values() for flag in section},
     "config": {"--config"} | {flag for section in SURFACE.values() for flag in section},
+    "prepare": {
+        "source",
+        *("--target-model", "--output-dir", "--max-seq-len", "--max-new-tokens", "--batch-size"),
+        *("--temperature", "--top-p", "--seed", "--chat-template", "--device", "--dtype"),
+        "--trust-remote-code",
+    },
+    "compare": {"a", "b", "--tolerance", "--json"},
     "demo": {"--work-dir"},
     "evaluate": {"checkpoint", "--data", *DECODING}
     | {"--limit", "--replay", "--tree-nodes", "--parity", "--tie-tolerance", "--json"},

@@ -51,6 +51,21 @@ def test_a_batch_does_not_depend_on_who_asks_first(make_source):
     assert forward == backward[::-1]
 
 
+def test_data_of_another_tokenizer_is_refused(train_config):
+    config = train_config()
+    write_completions(config.data.data_dir, completions(), {"tokenizer_sha256": "0" * 64})
+    with pytest.raises(DataError, match="its token ids are another tokenizer's") as caught:
+        open_source(config, mask_token_id=MASK_TOKEN, vocab_size=2048)
+    assert "Prepare the data with this --target-model" in caught.value.remedy
+
+
+def test_rows_shorter_than_a_block_are_counted(make_source, caplog):
+    rows = [Completion(str(n), "", [5] * n, [1] * n) for n in (2, 3, 9)]
+    with caplog.at_level(logging.INFO, "dflash"):
+        make_source(rows)
+    assert "2 rows are shorter than a block" in caplog.text
+
+
 def test_anchors_are_drawn_anew_in_each_epoch(make_source):
     source = make_source(completions(3), objective={"max-anchors": 4})
     first, second = (source.batch(i) for i in range(2))

@@ -8,6 +8,7 @@ import threading
 
 import pytest
 from rich.console import Console
+from safetensors.torch import save_file
 
 from dflash.checkpoint import FILES
 from dflash.config import TrainConfig
@@ -36,7 +37,7 @@ def checkpoint_at(directory, step, config=None):
     path = directory.path / f"step-{step:08d}"
     path.mkdir()
     for name in FILES:
-        (path / name).touch()
+        save_file({}, path / name)
     progress = {"step": step, "next_batch": step}
     state = {"progress": progress, "config": config or directory.config.to_dict()}
     (path / "state.json").write_text(json.dumps(state))

@@ -23,6 +23,7 @@ def step(number, **changes):
         "noise": 0.0,
         "tokens": 100,
         "draft_positions": 40,
+        "batches": 7,
         "seconds": 0.5,
         "loss": 2.5,
         "ce": 2.5,
@@ -52,9 +53,13 @@ class Recorder:
             raise ConnectionError("the server is gone")
 
 
+def reporting(*sinks, **options):
+    return Reporter([lambda sink=sink: sink for sink in sinks], **options)
+
+
 def test_a_failing_sink_is_dropped_and_the_others_go_on(caplog):
     first, failing, last = Recorder(), Recorder(fails_at={2}), Recorder()
-    reporter = Reporter([first, failing, last])
+    reporter = reporting(first, failing, last)
     for number in (1, 2, 3):
         reporter.step(step(number))
     reporter.close()
@@ -66,8 +71,46 @@ def test_a_failing_sink_is_dropped_and_the_others_go_on(caplog):
 
 def test_a_sink_that_fails_to_close_does_not_keep_others_open():
     failing, last = Recorder(fails_to_close=True), Recorder()
-    Reporter([failing, last]).close()
+    reporting(failing, last).close()
     assert (failing.closed, last.closed) == (1, 1)
+
+
+def test_a_sink_that_cannot_be_opened_is_reported_once_and_left_out(caplog):
+    def cannot():
+        raise ConnectionError("no such project")
+
+    last = Recorder()
+    reporter = Reporter([cannot, lambda: last])
+    for number in (1, 2):
+        reporter.step(step(number))
+    reporter.close()
+    assert (last.steps, last.closed) == ([1, 2], 1)
+    assert caplog.text.count("ConnectionError: no such project") == 1
+    assert "cannot be started and is left out; training goes on" in caplog.text
+
+
+def test_a_loss_spike_is_reported_and_passed_on_as_it_is(caplog):
+    seen = []
+    sink = Recorder()
+    sink.step = seen.append
+    reporter = reporting(sink, spike_ratio=2.0)
+    losses = [2.0, 2.2, 1.8] * 5 + [9.0, 2.0]
+    for number, loss in enumerate(losses, start=1):
+        reporter.step(step(number, loss=loss))
+    assert [metrics.loss for metrics in seen] == losses
+    assert [metrics.loss_ratio for metrics in seen][:10] == [1.0] * 10
+    assert seen[15].loss_ratio == 4.5
+    warned = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+    assert warned == ["step 16: loss 9.000 is 4.5 times the usual; training goes on"]
+
+
+def test_elapsed_time_counts_from_the_start_of_the_run(monkeypatch):
+    monkeypatch.setattr("dflash.sinks.time.monotonic", lambda: 107.5)
+    seen = []
+    sink = Recorder()
+    sink.step = seen.append
+    reporting(sink, started_s=100.0).step(step(1))
+    assert seen[0].elapsed_s == 7.5
 
 
 def test_an_interrupt_is_not_swallowed():
@@ -76,7 +119,7 @@ def test_an_interrupt_is_not_swallowed():
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        Reporter([Interrupted()]).step(step(1))
+        reporting(Interrupted()).step(step(1))
 
 
 def test_the_reporter_adds_stalls_and_queues():
@@ -86,7 +129,7 @@ def test_the_reporter_adds_stalls_and_queues():
     seen = []
     sink = Recorder()
     sink.step = seen.append
-    reporter = Reporter([sink])
+    reporter = reporting(sink)
     reporter.step(step(1))
     reporter.watch({"target": [[Wait()]]}, {"batches": lambda: (1, 4)})
     reporter.step(step(2))
@@ -180,6 +223,7 @@ def check_scalars(logged):
     assert [logged[f"accuracy/slot_{k}"] for k in (1, 2, 3)] == [0.5, 0.25, 0.0]
     assert (logged["stall/target"], logged["queue/batches"]) == (0.25, 3)
     assert all(isinstance(value, int | float) for value in logged.values())
+    assert "batches" not in logged
 
 
 FULL_STEP = {"stall": {"target": 0.25}, "queue": {"batches": (3, 4)}}

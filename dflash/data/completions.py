@@ -4,16 +4,19 @@ Columns: `input_ids` (list of int32), `loss_mask` (list of int8, 1 = supervised)
 and, optionally, `id` and `source`. The same directory loads with `datasets.load_from_disk`.
 """
 
+import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from dflash.data.tables import list_lengths, read_table
+from dflash.durable import staged
 from dflash.errors import DataError
 
 SCHEMA = pa.schema(
@@ -26,7 +29,7 @@ SCHEMA = pa.schema(
     ]
 )
 DATA_FILE = "data-00000-of-00001.arrow"
-REQUIRED_COLUMNS = ("input_ids", "loss_mask")
+ROWS_PER_WRITE = 1000
 
 
 @dataclass(frozen=True)
@@ -51,22 +54,14 @@ class Completion:
 class Completions:
     """A directory of tokenized completions, memory-mapped; safe to read from several threads.
 
-    Raises DataError when the directory is not one, a column is missing, or two columns disagree.
+    A directory or file as `dflash.data.tables` reads it. Raises DataError when it is not one.
     """
 
     def __init__(self, directory: Path | str) -> None:
         self.directory = Path(directory)
-        table = _read_table(self.directory)
-        missing = [name for name in REQUIRED_COLUMNS if name not in table.column_names]
-        if missing:
-            raise DataError(
-                f"{self.directory}: no column {missing[0]!r}; found {table.column_names}",
-                remedy="write it with `dflash.data.completions.write_completions`, or rename it",
-            )
+        self._table = table = read_table(self.directory)
         self._ids, self._mask = table["input_ids"], table["loss_mask"]
-        self._table = table
-        self.lengths = _list_lengths(self._ids)
-        _check_same_lengths(self.directory, self.lengths, _list_lengths(self._mask))
+        self.lengths = list_lengths(self._ids)
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -96,7 +91,7 @@ class Completions:
         """Per row, the supervised tokens whose successor is supervised too, both before the cut."""
         counts = []
         for chunk in self._mask.chunks:
-            lengths = _list_lengths(chunk)
+            lengths = list_lengths(chunk)
             row = np.repeat(np.arange(len(lengths)), lengths)
             position = np.arange(len(row)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
             supervised = chunk.flatten().to_numpy(zero_copy_only=False).astype(bool)
@@ -121,26 +116,76 @@ class Completions:
                 )
             first_row += len(chunk)
 
+    def check_tokenizer(self, target: Path) -> None:
+        """Raise DataError when meta.json says that the ids are another tokenizer's.
+
+        Data without a meta.json, or a target without a tokenizer.json, says nothing.
+        """
+        made_with = self.meta().get("tokenizer_sha256")
+        ours = tokenizer_digest(target)
+        if made_with and ours and made_with != ours:
+            raise DataError(
+                f"{self.directory}: its token ids are another tokenizer's than that of {target}"
+                f" (vocabulary hash {made_with[:12]}, {ours[:12]})",
+                remedy="Prepare the data with this --target-model, or give the target it is from.",
+            )
+
+    def meta(self) -> dict[str, Any]:
+        """What meta.json says of its making; nothing where there is none."""
+        path = self.directory / "meta.json"
+        return _read_json(path) if path.is_file() else {}
+
+    def digest(self) -> str:
+        """SHA-256 of all ids and masks, whatever the files' layout and integer types."""
+        digest = hashlib.sha256(self.lengths.tobytes())
+        for column, dtype in ((self._ids, np.int32), (self._mask, np.bool_)):
+            for chunk in column.chunks:
+                values = chunk.flatten().to_numpy(zero_copy_only=False)
+                digest.update(values.astype(dtype).tobytes())
+        return digest.hexdigest()
+
+
+def tokenizer_digest(target: Path) -> str | None:
+    """SHA-256 of which text each token id stands for; None where there is no tokenizer.json.
+
+    Not of the file, which the same tokenizer saved by another version differs in.
+    """
+    path = target / "tokenizer.json"
+    if not path.is_file():
+        return None
+    tokenizer = _read_json(path)
+    added = sorted((token["id"], token["content"]) for token in tokenizer.get("added_tokens", []))
+    vocabulary = [tokenizer["model"].get("vocab"), added]
+    return hashlib.sha256(json.dumps(vocabulary, sort_keys=True).encode()).hexdigest()
+
 
 def write_completions(
-    directory: Path | str, completions: Sequence[Completion], meta: dict[str, Any]
+    directory: Path | str,
+    completions: Iterable[Completion],
+    meta: dict[str, Any],
+    counts: Callable[[], dict[str, Any]] = dict,
 ) -> None:
     """Write completions and `meta.json` (target, tokenizer, generation settings) to a directory.
 
-    The directory appears whole or not at all: it is written beside its name and renamed.
+    `counts` is asked when all completions have been written. The directory appears whole or not at
+    all. Raises DataError when it exists.
     """
     directory = Path(directory)
+    refuse_existing(directory)
+    with staged(directory) as staging:
+        with pa.ipc.new_stream(str(staging / DATA_FILE), SCHEMA) as writer:
+            rows = iter(completions)
+            while some := list(islice(rows, ROWS_PER_WRITE)):
+                writer.write_table(pa.table(_columns(some), schema=SCHEMA))
+        _write_json(staging / "state.json", _state())
+        _write_json(staging / "dataset_info.json", {"description": "DFlash tokenized completions"})
+        _write_json(staging / "meta.json", {**meta, **counts()})
+
+
+def refuse_existing(directory: Path) -> None:
+    """Raise DataError when there is something at the place to write to."""
     if directory.exists():
         raise DataError(f"{directory} exists already", remedy="remove it or choose another name")
-    staging = directory.with_name(f".{directory.name}.writing")
-    staging.mkdir(parents=True, exist_ok=True)
-    table = pa.table(_columns(completions), schema=SCHEMA)
-    with pa.ipc.new_stream(str(staging / DATA_FILE), SCHEMA) as writer:
-        writer.write_table(table)
-    _write_json(staging / "state.json", _state())
-    _write_json(staging / "dataset_info.json", {"description": "DFlash tokenized completions"})
-    _write_json(staging / "meta.json", meta)
-    staging.rename(directory)
 
 
 def _columns(completions: Sequence[Completion]) -> dict[str, list[Any]]:
@@ -169,44 +214,8 @@ def _write_json(path: Path, value: dict[str, Any]) -> None:
     path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
 
 
-def _read_table(directory: Path) -> pa.Table:
-    files = _data_files(directory)
+def _read_json(path: Path) -> dict[str, Any]:
     try:
-        tables = [pa.ipc.open_stream(pa.memory_map(str(path))).read_all() for path in files]
-        return pa.concat_tables(tables)
-    except (pa.ArrowInvalid, OSError) as error:
-        raise DataError(
-            f"{directory}: cannot read as Arrow: {error}",
-            remedy="the file is truncated or foreign; prepare the data again",
-        ) from error
-
-
-def _data_files(directory: Path) -> list[Path]:
-    state = directory / "state.json"
-    if not state.is_file():
-        raise DataError(
-            f"{directory}: no state.json, so not a directory of tokenized completions",
-            remedy="give the directory that `datasets.save_to_disk` wrote",
-        )
-    try:
-        entries = json.loads(state.read_text(encoding="utf-8"))["_data_files"]
-        return [directory / entry["filename"] for entry in entries]
-    except (ValueError, KeyError, TypeError) as error:
-        raise DataError(
-            f"{state}: names no Arrow files under _data_files ({error!r})",
-            remedy="give the directory that `datasets.save_to_disk` wrote",
-        ) from error
-
-
-def _list_lengths(lists: Any) -> np.ndarray:
-    return np.asarray(pc.list_value_length(lists).to_numpy(), dtype=np.int64)
-
-
-def _check_same_lengths(directory: Path, ids: np.ndarray, mask: np.ndarray) -> None:
-    rows = np.flatnonzero(ids != mask)
-    if rows.size:
-        row = int(rows[0])
-        raise DataError(
-            f"{directory}: row {row} has {ids[row]} input_ids but {mask[row]} loss_mask entries",
-            remedy="every token needs its loss_mask entry; prepare the data again",
-        )
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except (ValueError, TypeError) as error:
+        raise DataError(f"{path} is not a JSON object: {error}", remedy="restore it") from error

@@ -4,23 +4,22 @@ Each step leaves its result in the work directory and is skipped when that is th
 """
 
 import shlex
-import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
-from rich.progress import track
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoTokenizer
 
 from dflash.checkpoint import Checkpoints, load_model
 from dflash.config import TrainConfig
-from dflash.data.completions import Completion, Completions, write_completions
-from dflash.data.generate import chat_prompt, eos_token_ids, generate, meta
+from dflash.data.completions import Completion, Completions
+from dflash.data.generate import eos_token_ids
 from dflash.decode import Decoded, acceptance_length, replay, speculate
 from dflash.demo import smollm2
 from dflash.demo.prompts import prompts
@@ -29,8 +28,8 @@ from dflash.target import Target, load_target
 from dflash.verify import divergence
 
 MAX_NEW_TOKENS = 64
-PROMPTS_PER_BATCH = 36
 DECODED_PROMPTS = 3
+WRITING = {"--max-new-tokens": MAX_NEW_TOKENS, "--batch-size": 36, "--device": "cpu"}
 TRAINING = {
     "--target-gpus": "cpu",
     "--drafter-gpus": "cpu,cpu",
@@ -62,8 +61,8 @@ def main(work_dir: Path) -> int:
     with _step(
         2, "the target writes completions to learn from and to measure on", train_dir
     ) as needed:
-        if needed:
-            _write_completions(model_dir, train_dir, held_out_dir)
+        if needed and (code := _write_completions(model_dir, train_dir, held_out_dir)):
+            return code
     with _step(3, "train a drafter: prefetch, target and two drafter threads", None):
         if code := _train(model_dir, train_dir, run_dir):
             return code
@@ -84,52 +83,36 @@ def _step(number: int, title: str, result: Path | None) -> Iterator[bool]:
         console.print(f"   {time.monotonic() - started_s:.0f} s")
 
 
-def _write_completions(model_dir: Path, train_dir: Path, held_out_dir: Path) -> None:
+def _write_completions(model_dir: Path, train_dir: Path, held_out_dir: Path) -> int:
     """Write both sets; the one to learn from last, since its presence says that both are there."""
     learned, held_out = prompts()
-    tokenizer = AutoTokenizer.from_pretrained(model_dir)
-    model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
-    asked = [(text, chat_prompt(tokenizer, text)) for text in (*held_out, *learned)]
-    settings = {"max_new_tokens": MAX_NEW_TOKENS, "do_sample": False}
-    written = generate(
-        model,
-        tokenizer,
-        asked,
-        source="demo",
-        max_new_tokens=MAX_NEW_TOKENS,
-        batch_size=PROMPTS_PER_BATCH,
-    )
-    done = list(_shown(written, len(asked)))
-    shutil.rmtree(held_out_dir, ignore_errors=True)
-    write_completions(held_out_dir, done[: len(held_out)], meta(model_dir, **settings))
-    write_completions(train_dir, done[len(held_out) :], meta(model_dir, **settings))
-
-
-def _shown(written: Iterator[Completion], total: int) -> Iterator[Completion]:
-    """Progress: a bar on a terminal, a line for each batch in a log."""
-    if console.is_terminal:
-        yield from track(written, "   completions", total=total, console=console)
-        return
-    for count, completion in enumerate(written, start=1):
-        yield completion
-        if count % PROMPTS_PER_BATCH == 0 or count == total:
-            console.print(f"   {count} of {total} completions")
+    for directory, texts in ((held_out_dir, held_out), (train_dir, learned)):
+        asked = directory.with_suffix(".txt")
+        asked.write_text("\n".join(texts) + "\n", encoding="utf-8")
+        options = {"--target-model": model_dir, "--output-dir": directory, **WRITING}
+        if not directory.exists() and (code := _run("prepare", str(asked), options=options)):
+            return code
+    return 0
 
 
 def _train(model_dir: Path, data_dir: Path, run_dir: Path) -> int:
-    """Run the very command that a user would type."""
     options = {
-        "--target-model": str(model_dir),
-        "--data-dir": str(data_dir),
-        "--output-dir": str(run_dir),
+        "--target-model": model_dir,
+        "--data-dir": data_dir,
+        "--output-dir": run_dir,
         **TRAINING,
         "--resume": "auto",
     }
-    arguments = ["train", *(part for option in options.items() for part in option)]
-    console.print("   dflash " + shlex.join(arguments))
-    with subprocess.Popen([sys.executable, "-m", "dflash", *arguments]) as child:
+    return _run("train", options=options)
+
+
+def _run(command: str, *arguments: str, options: dict[str, Any]) -> int:
+    """Run the very command that a user would type."""
+    words = [command, *arguments, *(str(part) for option in options.items() for part in option)]
+    console.print("   dflash " + shlex.join(words))
+    with subprocess.Popen([sys.executable, "-m", "dflash", *words]) as child:
         while True:
-            # Ctrl-C reaches the child as well, which finishes its step and saves: let it.
+            # Ctrl-C reaches the child as well, which keeps what it has and leaves: let it.
             with suppress(KeyboardInterrupt):
                 return child.wait()
 

@@ -1,15 +1,15 @@
 """Whatever fails, the process ends soon, says the root cause first and names the thread."""
 
 import re
-import signal
 import threading
 import time
 from pathlib import Path
 
 import pytest
 
-from dflash import drafter_loop
-from dflash.checkpoint import Checkpoints
+from dflash import checkpoint, drafter_loop, trainer
+from dflash.checkpoint import Checkpoints, load_model, load_state
+from dflash.concurrency import Gate
 from dflash.config import TrainConfig
 from dflash.prefetch import BatchSource
 from dflash.target import Target
@@ -82,6 +82,162 @@ def test_an_exception_in_any_stage_ends_the_run(options, monkeypatch, owner, nam
     assert not list(Path(options["run"]["output-dir"]).glob("step-*"))
 
 
+def ended_well(options, *, thread, message):
+    """Every thread of the run is gone, its log names the culprit, its checkpoints are whole."""
+    ours = ("prefetch-", "target-", "drafter-")
+    assert not [t.name for t in threading.enumerate() if t.name.startswith(ours)]
+    log = (Path(options["run"]["output-dir"]) / "train.log").read_text()
+    first = log[log.index(" failure") :]
+    assert message in first.partition("what to do")[0].partition("failure 2")[0]
+    assert re.search(rf"in thread {thread}\S* of group train", first)
+    for path in Path(options["run"]["output-dir"]).glob("step-*"):
+        load_state(path)
+
+
+@pytest.mark.parametrize("thread", ["prefetch-", "target-"])
+def test_an_exception_before_the_gate_opens(options, monkeypatch, thread):
+    wait = Gate.wait
+
+    def failing(gate):
+        if threading.current_thread().name.startswith(thread):
+            raise BoomError("injected before the gate")
+        return wait(gate)
+
+    monkeypatch.setattr(Gate, "wait", failing)
+    assert train(TrainConfig.from_dict(options)) == 1
+    ended_well(options, thread=thread, message="BoomError: injected before the gate")
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "thread", "is_past_the_step"),
+    [
+        # The step that is saved takes micro-batches 0 and 1, and drafter-1's calls 0 (warming up)
+        # and 1.
+        (BatchSource, "batch", "prefetch-", lambda call, args: args[1] >= 2),
+        (Target, "features", "target-", lambda call, args: args[1].index >= 2),
+        (drafter_loop, "block_losses", "drafter-1", lambda call, args: call >= 2),
+    ],
+    ids=["prefetch", "target", "drafter"],
+)
+def test_an_exception_elsewhere_while_a_checkpoint_is_saved(
+    options, monkeypatch, owner, name, thread, is_past_the_step
+):
+    """The save is not torn: it ends, and what it saved can be resumed from."""
+    options["run"]["save-interval"] = 1
+    options["devices"]["drafter-gpus"] = "cpu,cpu"
+    saving, raised = threading.Event(), threading.Event()
+    save, real = Checkpoints.save, getattr(owner, name)
+    calls = iter(range(10**6))
+
+    def slow_save(*args):
+        saving.set()
+        assert raised.wait(DEADLINE_S)
+        return save(*args)
+
+    def failing(*args, **kwargs):
+        mine = threading.current_thread().name.startswith(thread)
+        if mine and is_past_the_step(next(calls), args):
+            assert saving.wait(DEADLINE_S)
+            raised.set()
+            raise BoomError("injected while saving")
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(Checkpoints, "save", slow_save)
+    monkeypatch.setattr(owner, name, failing)
+    assert train(TrainConfig.from_dict(options)) == 1
+    ended_well(options, thread=thread, message="BoomError: injected while saving")
+    assert [p.name for p in Path(options["run"]["output-dir"]).glob("step-*")] == ["step-00000001"]
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "thread", "says"),
+    [
+        (trainer, "run_prefetch", "target-", "ended before item"),
+        (trainer, "run_target", "drafter-", "ended before item"),
+        (drafter_loop.DrafterTrainLoop, "_step", "drafter-", "the last receiver is gone"),
+    ],
+    ids=["prefetch", "target", "drafter"],
+)
+def test_a_thread_that_leaves_without_a_word(options, monkeypatch, module, name, thread, says):
+    """Not an exception, not a hang: it just returns early, with its ends closed cleanly."""
+    options["devices"]["drafter-gpus"] = "cpu,cpu"
+    real = getattr(module, name)
+
+    def leaves_early(*args):
+        if name == "_step":
+            return args[0].rank == 1 or real(*args)  # True: it was the last step
+        share = iter(list(args[-3 if name == "run_target" else -2])[:1])
+        args = [share if hasattr(arg, "__next__") else arg for arg in args]
+        return real(*args)
+
+    monkeypatch.setattr(module, name, leaves_early)
+    started_s = time.monotonic()
+    assert train(TrainConfig.from_dict(options)) == 1
+    assert time.monotonic() - started_s < DEADLINE_S
+    log = (Path(options["run"]["output-dir"]) / "train.log").read_text()
+    assert says in log
+    assert not list(Path(options["run"]["output-dir"]).glob("step-*"))
+
+
+def test_a_target_that_gives_nan_is_named_with_the_row(options, monkeypatch):
+    options["devices"].update({"target-gpus": "cpu,cpu", "drafter-gpus": "cpu,cpu"})
+    options["run"]["save-interval"] = 1
+    features, poisoned = Target.features, {}
+
+    def poison(self, batch, **kwargs):
+        out = features(self, batch, **kwargs)
+        if batch.index == 3:
+            poisoned["row"] = batch.rows[1]
+            out.features_TF[batch.lengths[0] + 1, 5] = float("nan")
+        return out
+
+    monkeypatch.setattr(Target, "features", poison)
+    assert train(TrainConfig.from_dict(options)) == 1
+    log = (Path(options["run"]["output-dir"]) / "train.log").read_text()
+    assert "NonFiniteError: step 2: the gradient's norm is nan" in log
+    row = poisoned["row"]
+    assert (
+        f"target-1 gave no finite features for row(s) {row} of --data-dir, in micro-batch 3" in log
+    )
+    (saved,) = Path(options["run"]["output-dir"]).glob("step-*")
+    assert saved.name == "step-00000001"
+    assert all(p.isfinite().all() for p in load_model(saved).parameters())
+
+
+def test_nan_that_is_not_the_targets_says_so(options, monkeypatch):
+    losses = drafter_loop.block_losses
+    calls = iter(range(10**6))
+
+    def broken(*args):
+        main, cap, sums = losses(*args)
+        return main * (float("nan") if next(calls) == 2 else 1.0), cap, sums
+
+    monkeypatch.setattr(drafter_loop, "block_losses", broken)
+    assert train(TrainConfig.from_dict(options)) == 1
+    log = (Path(options["run"]["output-dir"]) / "train.log").read_text()
+    assert "step 2: the gradient's norm is nan; the target's features were finite" in log
+
+
+def test_a_full_disk_ends_the_run_with_what_is_free(options, monkeypatch):
+    options["run"]["save-interval"] = 2
+    save_file = checkpoint.save_file
+    calls = iter(range(10**6))
+
+    def full(tensors, path, **kwargs):
+        if next(calls) == 3:
+            raise OSError(28, "No space left on device")
+        return save_file(tensors, path, **kwargs)
+
+    monkeypatch.setattr(checkpoint, "save_file", full)
+    assert train(TrainConfig.from_dict(options)) == 1
+    run = Path(options["run"]["output-dir"])
+    log = (run / "train.log").read_text()
+    assert re.search(r"step 4 could not be saved: .*No space left.*\d+ MiB are free there", log)
+    assert "--keep-checkpoints" in log
+    assert sorted(p.name for p in run.iterdir() if p.is_dir()) == ["step-00000002"]
+    load_state(run / "step-00000002")
+
+
 def test_diverged_replicas_are_noticed(options, monkeypatch):
     options["devices"]["drafter-gpus"] = "cpu,cpu"
     options["run"]["replica-check-interval"] = 1
@@ -97,96 +253,3 @@ def test_diverged_replicas_are_noticed(options, monkeypatch):
     assert train(TrainConfig.from_dict(options)) == 1
     log = (Path(options["run"]["output-dir"]) / "train.log").read_text()
     assert "step 1: drafter-1 differ(s) from drafter-0" in log
-
-
-def read_until(process, text: str) -> str:
-    """The child's stderr up to and with the first line that contains `text`."""
-    lines = []
-    for line in process.stderr:
-        lines.append(line)
-        if text in line:
-            return "".join(lines)
-    raise AssertionError(f"the child never said {text!r}:\n{''.join(lines)}")
-
-
-def test_sigterm_saves_and_the_run_can_be_resumed(options, run_child, losses):
-    options["optimizer"]["epochs"] = 100
-    child = run_child()
-    read_until(child, "step 1/")
-    child.send_signal(signal.SIGTERM)
-    rest = child.communicate(timeout=150)[1]
-    assert child.returncode == 75, rest
-    stopped_at = int(re.search(r"stopped at step (\d+) of 600", rest)[1])
-    run = Path(options["run"]["output-dir"])
-    assert [path.name for path in run.glob("step-*")] == [f"step-{stopped_at:08d}"]
-
-    options["run"]["resume"] = "auto"
-    child = run_child()
-    read_until(child, f"step {stopped_at + 1}/600")
-    child.send_signal(signal.SIGINT)
-    rest = child.communicate(timeout=150)[1]
-    assert child.returncode == 75, rest
-
-
-def test_a_second_ctrl_c_leaves_without_saving(options, run_child):
-    options["optimizer"]["epochs"] = 100
-    # The second signal must arrive while the first one's step is still being finished.
-    slow = (
-        "import threading, dflash.drafter_loop as loop\n"
-        "first, held, real = [], threading.Event(), loop.DrafterTrainLoop._after_step\n"
-        "def after_step(self, done, stop):\n"
-        "    if stop: print('HELD', flush=True, file=__import__('sys').stderr)\n"
-        "    while stop: self.shared.exchange.scope.check(); held.wait(0.01)\n"
-        "    return real(self, done, stop=stop)\n"
-        "loop.DrafterTrainLoop._after_step = after_step\n"
-    )
-    child = run_child(slow)
-    read_until(child, "step 1/")
-    child.send_signal(signal.SIGINT)
-    read_until(child, "HELD")
-    child.send_signal(signal.SIGINT)
-    rest = child.communicate(timeout=150)[1]
-    assert child.returncode == 130, rest
-    assert "stopped without saving" in rest
-    assert not list(Path(options["run"]["output-dir"]).glob("step-*"))
-
-
-def test_a_thread_that_will_not_stop_is_named(options, run_child):
-    options["run"]["stop-grace-s"] = 1.0
-    stuck = (
-        "import threading, dflash.target as target, dflash.drafter_loop as loop\n"
-        "real, calls, stuck = target.Target.features, [], threading.Event()\n"
-        "def features(self, batch, **kw):\n"
-        "    calls.append(1)\n"
-        "    if len(calls) > 3: stuck.set(); threading.Event().wait()\n"
-        "    return real(self, batch, **kw)\n"
-        "target.Target.features = features\n"
-        "losses = loop.block_losses\n"
-        "def fail_when_stuck(*a):\n"
-        "    if len(calls) > 1: stuck.wait(); raise RuntimeError('boom')\n"
-        "    return losses(*a)\n"
-        "loop.block_losses = fail_when_stuck\n"
-    )
-    child = run_child(stuck)
-    rest = child.communicate(timeout=150)[1]
-    assert child.returncode == 70, rest
-    assert rest.index("RuntimeError: boom") < rest.index("target-0 did not stop within 1 s")
-    assert "threading.Event().wait()" in rest or "in features" in rest
-
-
-def test_a_drafter_that_hangs_in_warm_up_is_named(options, run_child):
-    options["run"].update({"start-timeout-s": 1.0, "stop-grace-s": 0.5})
-    options["devices"]["drafter-gpus"] = "cpu,cpu"
-    hang = (
-        "import threading, dflash.drafter_loop as loop\n"
-        "real = loop.block_losses\n"
-        "def hang(*a):\n"
-        "    if threading.current_thread().name == 'drafter-1': threading.Event().wait()\n"
-        "    return real(*a)\n"
-        "loop.block_losses = hang\n"
-    )
-    child = run_child(hang)
-    rest = child.communicate(timeout=150)[1]
-    assert child.returncode == 70, rest
-    assert re.search(r"drafter-1: in 'warming up' for \d+\.\d s \(thread drafter-1\)", rest)
-    assert "drafter-0: in" not in rest

@@ -1,0 +1,149 @@
+"""Every assistant turn of a conversation written anew by the target, batch by batch, resumable."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from itertools import count
+
+import numpy as np
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from dflash.data.completions import Completion
+from dflash.data.generate import Message, Sampling, chat_prompt, generate
+from dflash.data.journal import Journal
+from dflash.data.sources import Conversation
+
+SECONDS_BETWEEN_LINES = 5.0
+
+
+@dataclass(frozen=True)
+class Prompter:
+    """Messages to token ids, and whether they leave room for a whole completion.
+
+    With `chat`, messages go through the tokenizer's chat template; without, a text is continued as
+    it stands. `max_seq_len` bounds prompt and completion together.
+    """
+
+    tokenizer: PreTrainedTokenizerBase
+    chat: bool
+    max_new_tokens: int
+    max_seq_len: int
+
+    def prompt(self, messages: Sequence[Message]) -> list[int]:
+        """Token ids to continue."""
+        if self.chat:
+            return chat_prompt(self.tokenizer, messages)
+        return list(self.tokenizer("\n".join(m["content"] for m in messages))["input_ids"])
+
+    def fits(self, prompt: Sequence[int]) -> bool:
+        """Whether there is room for a whole completion."""
+        return len(prompt) + self.max_new_tokens <= self.max_seq_len
+
+
+@dataclass(frozen=True)
+class Writer:
+    """The target as an author; `source` is noted in each row."""
+
+    model: PreTrainedModel
+    prompter: Prompter
+    sampling: Sampling
+    source: str
+
+    def write(self, batch: Sequence[Conversation], number: int) -> list[Completion]:
+        """One row for each user turn, conversation by conversation; a function of its arguments.
+
+        What was generated before a turn stands in its prompt as text; only ids that were generated
+        are supervised, and those are never tokenized again.
+        """
+        rows: dict[int, list[Completion]] = {i: [] for i in range(len(batch))}
+        said: list[list[Message]] = [[] for _ in batch]
+        left = [list(conversation.messages) for conversation in batch]
+        for turn in count():
+            asking = [i for i in rows if _hear_user(said[i], left[i])]
+            prompts = {i: self.prompter.prompt(said[i]) for i in asking}
+            fitting = {i: prompt for i, prompt in prompts.items() if self.prompter.fits(prompt)}
+            for i in prompts.keys() - fitting.keys():
+                left[i].clear()
+            if not fitting:
+                break
+            asked = [(_row_id(batch[i], turn), prompt) for i, prompt in fitting.items()]
+            for i, done in zip(fitting, self._generate(asked, number, turn), strict=True):
+                rows[i].append(done)
+                said[i].append({"role": "assistant", "content": self._text(done)})
+        return [row for i in rows for row in rows[i]]
+
+    def _generate(
+        self, asked: Sequence[tuple[str, list[int]]], number: int, turn: int
+    ) -> Iterator[Completion]:
+        state = np.random.SeedSequence([self.sampling.seed, number, turn]).generate_state(1)
+        return generate(
+            self.model,
+            self.prompter.tokenizer,
+            asked,
+            source=self.source,
+            max_new_tokens=self.prompter.max_new_tokens,
+            batch_size=len(asked),
+            sampling=replace(self.sampling, seed=int(state[0])),
+        )
+
+    def _text(self, done: Completion) -> str:
+        written = list(done.input_ids[done.prompt_length :])
+        return str(self.prompter.tokenizer.decode(written, skip_special_tokens=True))
+
+
+def regenerate(
+    writer: Writer,
+    asked: Sequence[Conversation],
+    journal: Journal,
+    *,
+    batch_size: int,
+    say: Callable[[str], None],
+) -> None:
+    """Write all conversations into the journal, from the first batch that it does not have."""
+    done = min(journal.batches * batch_size, len(asked))
+    if done:
+        say(f"{done} of {len(asked)} prompts were done before")
+    progress = Progress(done, len(asked), say)
+    for start in range(done, len(asked), batch_size):
+        batch = asked[start : start + batch_size]
+        rows = writer.write(batch, journal.batches)
+        journal.append(rows)
+        progress.add(len(batch), rows)
+
+
+class Progress:
+    """A line with a rate and an estimate, every few seconds and at the end."""
+
+    def __init__(self, done: int, total: int, say: Callable[[str], None]) -> None:
+        self._before, self._done, self._total, self._say = done, done, total, say
+        self._started_s = self._said_s = time.monotonic()
+        self._tokens = 0
+
+    def add(self, prompts: int, rows: Sequence[Completion]) -> None:
+        """So many more prompts are done, with these rows."""
+        now_s = time.monotonic()
+        self._done += prompts
+        self._tokens += sum(sum(row.loss_mask) for row in rows)
+        if now_s - self._said_s < SECONDS_BETWEEN_LINES and self._done < self._total:
+            return
+        self._said_s = now_s
+        elapsed_s = now_s - self._started_s
+        left_s = elapsed_s / (self._done - self._before) * (self._total - self._done)
+        self._say(
+            f"{self._done} of {self._total} prompts, {self._tokens} tokens written,"
+            f" {self._tokens / elapsed_s:.0f} tok/s, left {timedelta(seconds=round(left_s))}"
+        )
+
+
+def _row_id(conversation: Conversation, turn: int) -> str:
+    return conversation.id if conversation.user_turns == 1 else f"{conversation.id}/{turn}"
+
+
+def _hear_user(said: list[Message], left: list[Message]) -> bool:
+    """Move messages from `left` to `said` up to the next user's; False when there is none."""
+    while left:
+        said.append(left.pop(0))
+        if said[-1]["role"] == "user":
+            return True
+    return False
