@@ -105,7 +105,8 @@ class DrafterTrainLoop:
         )
         if self.shared.initial is not None:
             self.drafter.load_state_dict(self.shared.initial.state_dict())
-        if (backend := self.config.devices.compile) != "none":
+        backend = self.config.devices.compile
+        if backend != "none":
             self.drafter.regions = Regions.compiled(
                 partial(compiled_for_this_thread, backend=backend)
             )
@@ -114,7 +115,6 @@ class DrafterTrainLoop:
             gate.phase(self.name, "loading the checkpoint")
             self.shared.resume_from.restore(self.drafter, self.optimizer)
         self.head = self.shared.head.to(self.device, self.shared.dtype)
-        backend = self.config.devices.compile
         gate.phase(self.name, "warming up" if backend == "none" else f"compiling with {backend}")
         self._micro_batch(sample.to(self.device), 0.0, self._new_gradients())
         log.info("ready after %.1f s, compiled with: %s", time.monotonic() - started_s, backend)

@@ -3,7 +3,6 @@
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from datetime import timedelta
 from itertools import count
 
 import numpy as np
@@ -13,8 +12,7 @@ from dflash.data.completions import Completion
 from dflash.data.generate import Message, Sampling, chat_prompt, generate
 from dflash.data.journal import Journal
 from dflash.data.sources import Conversation
-
-SECONDS_BETWEEN_LINES = 5.0
+from dflash.progress import shown
 
 
 @dataclass(frozen=True)
@@ -104,36 +102,14 @@ def regenerate(
     done = min(journal.batches * batch_size, len(asked))
     if done:
         say(f"{done} of {len(asked)} prompts were done before")
-    progress = Progress(done, len(asked), say)
-    for start in range(done, len(asked), batch_size):
-        batch = asked[start : start + batch_size]
-        rows = writer.write(batch, journal.batches)
+    batches, tokens, started_s = range(done, len(asked), batch_size), 0, time.monotonic()
+    for start in shown(batches, len(batches), f"batches of {batch_size} prompts"):
+        rows = writer.write(asked[start : start + batch_size], journal.batches)
         journal.append(rows)
-        progress.add(len(batch), rows)
-
-
-class Progress:
-    """A line with a rate and an estimate, every few seconds and at the end."""
-
-    def __init__(self, done: int, total: int, say: Callable[[str], None]) -> None:
-        self._before, self._done, self._total, self._say = done, done, total, say
-        self._started_s = self._said_s = time.monotonic()
-        self._tokens = 0
-
-    def add(self, prompts: int, rows: Sequence[Completion]) -> None:
-        """So many more prompts are done, with these rows."""
-        now_s = time.monotonic()
-        self._done += prompts
-        self._tokens += sum(sum(row.loss_mask) for row in rows)
-        if now_s - self._said_s < SECONDS_BETWEEN_LINES and self._done < self._total:
-            return
-        self._said_s = now_s
-        elapsed_s = now_s - self._started_s
-        left_s = elapsed_s / (self._done - self._before) * (self._total - self._done)
-        self._say(
-            f"{self._done} of {self._total} prompts, {self._tokens} tokens written,"
-            f" {self._tokens / elapsed_s:.0f} tok/s, left {timedelta(seconds=round(left_s))}"
-        )
+        tokens += sum(sum(row.loss_mask) for row in rows)
+    elapsed_s = time.monotonic() - started_s
+    if batches:
+        say(f"{len(asked)} prompts done, {tokens} tokens written, {tokens / elapsed_s:.0f} tok/s")
 
 
 def _row_id(conversation: Conversation, turn: int) -> str:
