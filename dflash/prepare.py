@@ -144,6 +144,8 @@ def _askable(prompter: Prompter, source: Path, vocab_size: int, tally: Tally) ->
             )
         else:
             asked.append(one)
+    if not asked and not tally.set_aside:
+        raise DataError(f"{source}: no line in it", remedy="Write a prompt on each line.")
     if not asked:
         tally.report()
         raise DataError(

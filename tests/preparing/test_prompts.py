@@ -106,8 +106,8 @@ def test_what_cannot_be_answered_is_counted_with_its_lines(prepare, tmp_path, fi
 @pytest.mark.parametrize(
     ("name", "content", "says"),
     [
-        ("p.txt", b"", "not one of its lines is a prompt"),
-        ("p.jsonl", b"", "not one of its lines is a prompt"),
+        ("p.txt", b"", "no line in it"),
+        ("p.jsonl", b"", "no line in it"),
         ("p.txt", b"fine\n\xff\xfe\n", "line 2 is not UTF-8"),
         ("p.jsonl", b'{"prompt": "a"}\n{"prompt": "b"', "line 2 is cut off or not JSON"),
         ("p.jsonl", b"[1]\n", "line 1 is a JSON list, not an object"),
