@@ -58,25 +58,35 @@ def acceptance_length(decoded: Sequence[Decoded]) -> float:
     return statistics.fmean(one.acceptance_length for one in decoded)
 
 
-@torch.no_grad()
 def replay(
     target: Target, drafter: Drafter, head: FrozenHead, done: Completion, *, tree_nodes: int = 0
 ) -> Decoded:
-    """What greedy speculative decoding would yield, without decoding.
+    """What greedy speculative decoding would yield, without decoding; see `replays`."""
+    return replays(target, drafter, head, done, [tree_nodes])[tree_nodes]
+
+
+@torch.no_grad()
+def replays(
+    target: Target, drafter: Drafter, head: FrozenHead, done: Completion, budgets: Sequence[int]
+) -> dict[int, Decoded]:
+    """What greedy speculative decoding would yield with each budget, without decoding.
 
     `done` must be the target's own greedy completion: then every verification is known beforehand.
-    One target pass, and drafts for every position at once. `head` is on the drafter's device.
+    One target pass, and one drafter pass for every position at once, whatever the budgets are.
+    `head` is on the drafter's device. Of the budgets 0 is a chain; see `drafts`.
     """
     device = head.embedding_VD.device
     tokens_T = torch.tensor(done.input_ids, device=device)
     features_TF = target.hidden(tokens_T, [len(tokens_T)], final=False)[0].to(device)
     first = done.prompt_length
     anchors = torch.arange(first, len(tokens_T) - 1, device=device)
-    trees: list[DraftTree] = []
+    trees: dict[int, list[DraftTree]] = {nodes: [] for nodes in budgets}
     for anchor_N in anchors.split(BLOCKS_PER_PASS) if len(anchors) else ():
-        trees += draft(drafter, head, features_TF, tokens_T, anchor_N, tree_nodes)
+        logits_NSV = draft_logits(drafter, head, features_TF, tokens_T, anchor_N)
+        for nodes, some in drafts(logits_NSV, tokens_T[anchor_N].tolist(), budgets).items():
+            trees[nodes] += some
     tokens = list(done.input_ids)
-    return Decoded(tokens[first:], _walk(tokens, trees, first))
+    return {nodes: Decoded(tokens[first:], _walk(tokens, trees[nodes], first)) for nodes in budgets}
 
 
 def _walk(tokens: list[int], trees: list[DraftTree], first: int) -> list[int]:
@@ -91,33 +101,22 @@ def _walk(tokens: list[int], trees: list[DraftTree], first: int) -> list[int]:
     return steps
 
 
-def draft(
-    drafter: Drafter,
-    head: FrozenHead,
-    features_TF: Tensor,
-    tokens_T: Tensor,
-    anchor_N: Tensor,
-    tree_nodes: int,
-) -> list[DraftTree]:
-    """A draft after each anchor of one document: a chain, or a tree of `tree_nodes` nodes."""
-    anchors = tokens_T[anchor_N].tolist()
-    if not tree_nodes:
-        drafts = propose(drafter, head, features_TF, tokens_T, anchor_N).tolist()
-        return [DraftTree.chain(*pair) for pair in zip(anchors, drafts, strict=True)]
-    logits_NSV = draft_logits(drafter, head, features_TF, tokens_T, anchor_N)
-    best = logits_NSV.float().log_softmax(-1).topk(min(tree_nodes, logits_NSV.shape[-1]))
-    rows = zip(anchors, best.indices.tolist(), best.values.tolist(), strict=True)
-    return [
-        DraftTree.best_first(anchor, list(map(Candidates, ids, log_probs)), tree_nodes)
-        for anchor, ids, log_probs in rows
-    ]
-
-
-def propose(
-    drafter: Drafter, head: FrozenHead, features_TF: Tensor, tokens_T: Tensor, anchor_N: Tensor
-) -> Tensor:
-    """Greedy drafts [N, S] of the tokens after each anchor of one document; see `draft_logits`."""
-    return draft_logits(drafter, head, features_TF, tokens_T, anchor_N).argmax(-1)
+def drafts(
+    logits_NSV: Tensor, anchors: Sequence[int], budgets: Sequence[int]
+) -> dict[int, list[DraftTree]]:
+    """For each budget a draft after each anchor token: 0 a chain, else a tree of so many nodes."""
+    found: dict[int, list[DraftTree]] = {}
+    if 0 in budgets:
+        chains = zip(anchors, logits_NSV.argmax(-1).tolist(), strict=True)
+        found[0] = [DraftTree.chain(*pair) for pair in chains]
+    if most := max(budgets):
+        best = logits_NSV.float().log_softmax(-1).topk(min(most, logits_NSV.shape[-1]))
+        rows = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        slots = [list(map(Candidates, ids, log_probs)) for ids, log_probs in rows]
+        for nodes in filter(None, budgets):
+            pairs = zip(anchors, slots, strict=True)
+            found[nodes] = [DraftTree.best_first(anchor, one, nodes) for anchor, one in pairs]
+    return found
 
 
 @torch.no_grad()
@@ -172,9 +171,10 @@ def decode_steps(
         anchor = len(tokens) - 1
         tokens_T = torch.tensor(tokens, device=device)
         features_TF = verifier.features_TF.to(device)
-        (tree,) = draft(
-            drafter, head, features_TF, tokens_T, tokens_T.new_tensor([anchor]), tree_nodes
+        logits_1SV = draft_logits(
+            drafter, head, features_TF, tokens_T, tokens_T.new_tensor([anchor])
         )
+        (tree,) = drafts(logits_1SV, tokens[-1:], [tree_nodes])[tree_nodes]
         answers = verifier.extend_by_tree(tree).argmax(-1).tolist()
         path = tree.path(answers)
         verifier.accept(tree, path)

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import torch
 
 from dflash.data.completions import Completion
-from dflash.decode import Decoded, acceptance_length, decoded_from, replay
+from dflash.decode import Decoded, acceptance_length, decoded_from, replays
 from dflash.decoding_options import DecodingOptions, EvaluateOptions
 from dflash.engine import Engine, load_engine
 from dflash.errors import DataError, Exit
@@ -115,7 +115,7 @@ def _decoded(engine: Engine, one: Completion, options: EvaluateOptions) -> Sampl
 
 def _replayed(engine: Engine, one: Completion, options: EvaluateOptions) -> Sample:
     models = (engine.target, engine.drafter, engine.head)
-    runs = {nodes: Run(replay(*models, one, tree_nodes=nodes)) for nodes in _ways(options)}
+    runs = {nodes: Run(decoded) for nodes, decoded in replays(*models, one, _ways(options)).items()}
     return Sample(one.id, len(one.input_ids) - one.prompt_length, 0.0, runs)
 
 

@@ -15,7 +15,6 @@ from dflash.decode import (
     acceptance_length,
     decode_plainly,
     draft_logits,
-    propose,
     replay,
     speculate,
 )
@@ -272,7 +271,7 @@ def test_a_float32_drafter_serves_a_bfloat16_target(tiny_target_dir, trained, pr
 
 
 def knowing(full, wrong_at):
-    """Stands for `propose`: the right tokens, but for the (anchor, slot) pairs in `wrong_at`."""
+    """Stands for `draft_logits`: the right tokens, but at the (anchor, slot)s of `wrong_at`."""
 
     def proposing(drafter, head, features_TF, tokens_T, anchor_N):
         drafts = []
@@ -284,7 +283,7 @@ def knowing(full, wrong_at):
                 if (anchor, slot) in wrong_at:
                     draft[slot] = (draft[slot] + 1) % 64  # another one, of any vocabulary
             drafts.append(draft)
-        return torch.tensor(drafts)
+        return torch.nn.functional.one_hot(torch.tensor(drafts), head.vocab_size).float()
 
     return proposing
 
@@ -298,7 +297,9 @@ def test_steps_with_drafts_of_any_quality(
     random = torch.Generator().manual_seed(count)
     wrong = torch.rand(100, 4, generator=random) < share_wrong
     full = prompt + written[0]
-    monkeypatch.setattr(decode, "propose", knowing(full, set(map(tuple, wrong.nonzero().tolist()))))
+    monkeypatch.setattr(
+        decode, "draft_logits", knowing(full, set(map(tuple, wrong.nonzero().tolist())))
+    )
     decoded = check_replay(target, new_drafter(target.model, 5), prompt, expected)
     if share_wrong == 1.0:
         assert decoded.steps == [1] * (count - 1)
@@ -312,7 +313,7 @@ def test_steps_by_hand(target, prompts, written, monkeypatch):
     first = len(prompt)
     # Block 4: the first step is right in slots 0 and 1, the second in none, the third in all.
     wrong = {(first, 2), (first + 3, 0)}
-    monkeypatch.setattr(decode, "propose", knowing(full, wrong))
+    monkeypatch.setattr(decode, "draft_logits", knowing(full, wrong))
     decoded = check_replay(target, new_drafter(target.model, 4), prompt, written[0][:9])
     assert decoded.steps == [3, 1, 4]
     assert decoded.acceptance_length == pytest.approx(8 / 3)
@@ -329,7 +330,7 @@ def test_decoding_ends_with_the_first_end_token(target, prompts, written, monkey
         )
         assert decoded.tokens == expected == greedy(target.model, prompt, LONG, eos)
     # Also in the middle of a draft that goes on after it.
-    monkeypatch.setattr(decode, "propose", knowing(prompt + text, set()))
+    monkeypatch.setattr(decode, "draft_logits", knowing(prompt + text, set()))
     decoded = speculate(
         target, drafter, target.head, prompt, max_new_tokens=LONG, eos_token_ids=eos
     )
@@ -358,18 +359,20 @@ def test_a_draft_is_the_argmax_of_what_training_computes(target, trained, prompt
     expected = logits_PV.argmax(-1).view_as(blocks.labels_NB)[:, 1:]
     tokens_T = torch.tensor(prompts[0] + written[0])
     features_TF, _ = target.hidden(tokens_T, [len(tokens_T)], final=False)
-    assert propose(trained, target.head, features_TF, tokens_T, blocks.anchor_N).equal(expected)
+    logits_NSV = draft_logits(trained, target.head, features_TF, tokens_T, blocks.anchor_N)
+    assert logits_NSV.argmax(-1).equal(expected)
 
 
 def test_a_draft_sees_nothing_at_or_after_its_anchor(target, trained, prompts, written):
     tokens_T = torch.tensor(prompts[0] + written[0])
     features_TF, _ = target.hidden(tokens_T, [len(tokens_T)], final=False)
     anchor_N = torch.tensor([15])
-    expected = propose(trained, target.head, features_TF, tokens_T, anchor_N)
-    less = propose(trained, target.head, features_TF[:15], tokens_T[:16], anchor_N)
-    assert less.equal(expected)
+    expected = draft_logits(trained, target.head, features_TF, tokens_T, anchor_N)
+    less = draft_logits(trained, target.head, features_TF[:15], tokens_T[:16], anchor_N)
+    torch.testing.assert_close(less, expected)
     features_TF[15:] = torch.randn_like(features_TF[15:])
-    assert propose(trained, target.head, features_TF, tokens_T, anchor_N).equal(expected)
+    again = draft_logits(trained, target.head, features_TF, tokens_T, anchor_N)
+    torch.testing.assert_close(again, expected)
 
 
 def verifier_of(target, monkeypatch, cached):
@@ -409,7 +412,7 @@ def test_a_hybrid_target_is_decoded_without_loss(hybrid_model, make, monkeypatch
     check_replay(target, drafter, prompt, expected)
     # Rejected drafts after accepted ones must not stay in the state.
     wrong = {(anchor, anchor % 4) for anchor in range(40)}
-    monkeypatch.setattr(decode, "propose", knowing(prompt + expected, wrong))
+    monkeypatch.setattr(decode, "draft_logits", knowing(prompt + expected, wrong))
     decoded = check_replay(target, drafter, prompt, expected)
     assert decoded.acceptance_length > 1.5
 
@@ -446,3 +449,11 @@ def test_a_divergence_says_where_and_how_near_the_choice_was(target, prompts, wr
 def test_a_text_that_ends_early_diverges_at_its_end(target, prompts, written):
     for pair in ((written[0][:5], written[0]), (written[0], written[0][:5])):
         assert divergence(target, prompts[0], *pair) == verify.Divergence(5, math.inf)
+
+
+def test_one_replay_of_many_budgets_equals_one_for_each(target, trained, prompts, written):
+    done = completion(prompts[0], written[0])
+    budgets = [0, 3, 8, 14]
+    together = decode.replays(target, trained, target.head, done, budgets)
+    for nodes in budgets:
+        assert together[nodes] == replay(target, trained, target.head, done, tree_nodes=nodes)
