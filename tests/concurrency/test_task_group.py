@@ -1,3 +1,4 @@
+import contextvars
 import subprocess
 import sys
 import threading
@@ -320,3 +321,13 @@ def test_signals_in_a_child_process(script):
     command = [sys.executable, "-c", PREAMBLE + script]
     child = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=40)
     assert child.stdout == "ok\n", child.stderr
+
+
+def test_a_setting_in_a_context_variable_holds_in_the_threads():
+    """torch keeps its configs in such variables from 2.12 on (pytorch#173568)."""
+    setting = contextvars.ContextVar("setting", default="default")
+    setting.set("mine")
+    seen = []
+    with TaskGroup("train") as group:
+        group.start(lambda: seen.append(setting.get()), name="drafter-0")
+    assert seen == ["mine"]
