@@ -80,6 +80,11 @@ class Report:
             case Outcome.HUNG:
                 return "HANG"
 
+    def reproduced(self) -> list[str]:
+        """The failures that happen without a cure, at any moment tried."""
+        bare = (c for c in self.cells if c.cure == NO_CURE and c.code != CONTROL)
+        return sorted({cell.code for cell in bare if cell.outcome is Outcome.REPRODUCED})
+
     def holding(self, code: str) -> list[str]:
         """Cures under which a failure that happens here did not happen, at any moment tried."""
         cures = dict.fromkeys(c.cure for c in self.cells if c.code == code and c.cure != NO_CURE)
@@ -193,14 +198,18 @@ def _unclear(cells: Sequence[Cell]) -> list[str]:
     """Why cells could not tell, each reason once."""
     told = (Outcome.REPRODUCED, Outcome.ABSENT, Outcome.MEASURED)
     unclear = [cell for cell in cells if cell.outcome not in told]
-    return list(dict.fromkeys(f"{c.code}, {c.cure}: {c.outcome}: {c.reason}" for c in unclear))
+    cures: dict[tuple[str, str], list[str]] = {}
+    for cell in unclear:
+        title = "no cure" if cell.cure == NO_CURE else cell.cure
+        cures.setdefault((cell.code, f"{cell.outcome}: {cell.reason}"), []).append(title)
+    return [f"{code} ({', '.join(dict.fromkeys(of))}): {why}" for (code, why), of in cures.items()]
 
 
 def judge(report: Report) -> Verdict:
     """One sentence: what is broken on this torch, and which cure holds for each of it."""
     modes = [c for c in report.cells if c.cure == NO_CURE and c.code not in (CONTROL, COST)]
     bad = [cell for cell in modes if cell.outcome is not Outcome.ABSENT or cell.manner]
-    reproduced = _codes(cell for cell in bad if cell.outcome is Outcome.REPRODUCED)
+    reproduced = report.reproduced()
     evidence = {f"{c.code} {c.cure} {c.when}": f"{c.outcome}: {c.reason}" for c in report.cells}
     control = report.cell(CONTROL, NO_CURE, LATER)
     if control is not None and control.outcome is not Outcome.ABSENT:

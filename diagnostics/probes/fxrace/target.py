@@ -27,16 +27,29 @@ def probe(
         show("")
         loads[cure] = Load([*load, "--target", target, "--cure", cure], show).run()
         show(loads[cure].summary)
-    parked = table.judge(report)
-    summary = f"{target}, parked: {parked.summary}"
+    parked, bare, cured = table.judge(report), loads[table.NO_CURE], loads[table.SHIPPED]
+    met = report.reproduced()
+    summary = f"{target}, parked: {_met(met, parked)}; under load: {bare.summary}"
     evidence = {**parked.evidence}
     for cure, under_load in loads.items():
-        summary += f"; under load: {under_load.summary}"
         evidence |= {f"load, {cure}, {name}": what for name, what in under_load.evidence.items()}
-    remedies = [verdict.remedy for verdict in (parked, *loads.values()) if verdict.remedy]
-    worst = _worst([parked.status, loads[table.NO_CURE].status])
+    worst = _worst([parked.status, bare.status])
     code = {Status.PROBLEM: "target-fails", Status.OK: "target-holds"}.get(worst, "target-unclear")
-    return Verdict(worst, code, summary, evidence, "\n  ".join(remedies))
+    remedy = f"{_suffices(report, met)}; under load with shipped: {cured.summary}"
+    return Verdict(worst, code, summary, evidence, remedy)
+
+
+def _met(met: Sequence[str], parked: Verdict) -> str:
+    return f"it can meet {', '.join(met)}" if met else parked.summary
+
+
+def _suffices(report: table.Report, met: Sequence[str]) -> str:
+    """The cures under which none of these happened, parked."""
+    holding = [set(report.holding(code)) for code in met]
+    enough = sorted(set.intersection(*holding)) if holding else []
+    if not met:
+        return "nothing to cure was seen"
+    return f"against all of these suffices, parked: {', '.join(enough) or 'nothing that was tried'}"
 
 
 def _worst(statuses: Sequence[Status]) -> Status:

@@ -5,8 +5,9 @@ import json
 
 import pytest
 
-from diagnostics.probes.fxrace import stress, target
+from diagnostics.probes.fxrace import stress, table, target
 from diagnostics.probes.fxrace.stress import Load
+from diagnostics.reproducers import Outcome
 from diagnostics.verdict import Status, Verdict
 
 PLAN = {"torch": "2.13", "device": "cpu", "cure": "none", "target": None}
@@ -107,18 +108,26 @@ def test_the_real_load_under_the_shipped_cure():
 
 
 def test_a_step_is_as_bad_as_its_worst_part(monkeypatch):
+    cells = [
+        table.Cell("DF001", "none", "later", Outcome.REPRODUCED, "failed"),
+        table.Cell("DF001", "shipped", "later", Outcome.ABSENT, "fine"),
+        table.Cell("DF001", "gate-only", "later", Outcome.REPRODUCED, "failed"),
+        table.Cell("DF003", "none", "later", Outcome.CANNOT_TELL, "no trace"),
+    ]
+
     def measured(arguments, _show):
         assert arguments == ["--target", "mine:step"]
-        return "the report"
+        return table.Report("2.13", tuple(cells))
 
     def under_load(self):
         bare = "none" in self._arguments
         return Verdict(Status.PROBLEM if bare else Status.OK, "c", f"{self._arguments[-1]}!")
 
-    monkeypatch.setattr(target.table, "measure", measured)
-    parked = Verdict(Status.OK, "c", "fine", {"cell": "fine"})
-    monkeypatch.setattr(target.table, "judge", lambda _report: parked)
+    monkeypatch.setattr(table, "measure", measured)
     monkeypatch.setattr(Load, "run", under_load)
     verdict = target.probe("mine:step", [], [], lambda _line: None)
     assert verdict.status is Status.PROBLEM
-    assert verdict.summary == "mine:step, parked: fine; under load: none!; under load: shipped!"
+    assert verdict.summary == "mine:step, parked: it can meet DF001; under load: none!"
+    assert verdict.remedy == (
+        "against all of these suffices, parked: shipped; under load with shipped: shipped!"
+    )

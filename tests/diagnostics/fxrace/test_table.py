@@ -157,6 +157,6 @@ def test_rows_are_shown_in_order_as_they_fill(monkeypatch, tmp_path):
         "BAD    it happens",
         "holds  it happens without the cure, and not with it",
         "?      the run could not tell",
-        "DF001, c: cannot tell: why",
+        "DF001 (c): cannot tell: why",
         "not run: DF012, which need CUDA (--device cuda)",
     ]
