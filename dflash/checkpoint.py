@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from dflash import __version__
 from dflash.drafter import Drafter, DrafterConfig
-from dflash.durable import remove, staged, sweep
+from dflash.durable import remove, staged, sweep, write_json
 from dflash.errors import CheckpointError
 from dflash.layouts import drafter_from, zlab_config
 
@@ -266,11 +266,6 @@ def _training_tensors(drafter: Drafter, optimizer: torch.optim.Optimizer) -> dic
         for key in TRAINING_KINDS[1:]:
             tensors[f"{key}.{name}"] = optimizer.state[parameter][key].cpu().contiguous()
     return tensors
-
-
-def write_json(path: Path, value: dict[str, Any]) -> None:
-    """Write an object, indented."""
-    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -3,7 +3,8 @@
 import logging
 import os
 import sys
-from collections.abc import MutableMapping
+from collections.abc import Iterator, MutableMapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -49,13 +50,11 @@ def train(config: TrainConfig, rehearse: bool) -> None:
     if note := share_cores(config, os.environ, len(os.sched_getaffinity(0))):
         click.echo(note, err=True)
     keep_bars_out_of_logs(os.environ)
-    try:
+    with needing("train"):
         if rehearse:
             from dflash.rehearse import rehearse as run
         else:
             from dflash.trainer import train as run
-    except ModuleNotFoundError as error:
-        raise missing_extra("train", error) from error
     sys.exit(run(config))
 
 
@@ -82,10 +81,8 @@ def evaluate(
     text is the target's own, token for token. Exit code 1 where it is not.
     """
     prepare_to_decode(decoding)
-    try:
+    with needing("train"):
         from dflash.evaluate import evaluate as run
-    except ModuleNotFoundError as error:
-        raise missing_extra("train", error) from error
     sys.exit(run(checkpoint, data, decoding, evaluation))
 
 
@@ -105,10 +102,8 @@ def generate(
     Without a PROMPT, every line of standard input is one.
     """
     prepare_to_decode(decoding)
-    try:
+    with needing("train"):
         from dflash.generate import generate as run
-    except ModuleNotFoundError as error:
-        raise missing_extra("train", error) from error
     lines = (line.rstrip("\n") for line in sys.stdin)
     sys.exit(run(checkpoint, prompts or lines, decoding, generation.tree_nodes))
 
@@ -150,10 +145,8 @@ def export(
     verifier: str | None,
 ) -> None:
     """Write CHECKPOINT (of any layout, or the newest one of a run) to the directory OUT."""
-    try:
+    with needing("train"):
         from dflash.export import export as run
-    except ModuleNotFoundError as error:
-        raise missing_extra("train", error) from error
     run(checkpoint, out, layout, dtype=dtype, target_model=target_model, verifier=verifier)
     click.echo(f"wrote {out} ({layout}, {dtype})")
 
@@ -233,11 +226,9 @@ def prepare(**options: Any) -> None:
     """
     keep_bars_out_of_logs(os.environ)
     log_to_stderr()
-    try:
+    with needing("train"):
         from dflash.prepare import PrepareOptions
         from dflash.prepare import prepare as run
-    except ModuleNotFoundError as error:
-        raise missing_extra("train", error) from error
     sys.exit(run(PrepareOptions(**options)))
 
 
@@ -281,10 +272,8 @@ def demo(work_dir: Path) -> None:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     keep_bars_out_of_logs(os.environ)
-    try:
+    with needing("demo"):
         from dflash.demo import main as run
-    except ModuleNotFoundError as error:
-        raise missing_extra("demo", error) from error
     sys.exit(run(work_dir))
 
 
@@ -342,6 +331,15 @@ def log_to_stderr() -> None:
     """What a command says on its way, on standard error."""
     logging.basicConfig(format="%(message)s")
     logging.getLogger("dflash").setLevel(logging.INFO)
+
+
+@contextmanager
+def needing(extra: str) -> Iterator[None]:
+    """Around the imports of a command: say which extra is missing, if one is."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise missing_extra(extra, error) from error
 
 
 def missing_extra(extra: str, error: ModuleNotFoundError) -> Exception:

@@ -4,11 +4,13 @@ A name that starts with a dot is unfinished: `.writing-NAME` on its way in, `.de
 way out. Standard library only.
 """
 
+import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 WRITING, DELETING = ".writing-", ".deleting-"
 
@@ -49,6 +51,11 @@ def sweep(parent: Path) -> None:
     for prefix in (WRITING, DELETING):
         for path in parent.glob(f"{prefix}*"):
             shutil.rmtree(path, ignore_errors=True)
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Write an object, indented; durable only within `staged`."""
+    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
 
 
 def fsync(path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from dflash.checkpoint import find_checkpoint, load_model, load_shape
 from dflash.data.generate import eos_token_ids
@@ -17,7 +17,7 @@ from dflash.decoding_options import DecodingOptions
 from dflash.drafter import Drafter
 from dflash.errors import ConfigError
 from dflash.resolve import check_device, check_fits, choose_dtype
-from dflash.target import FrozenHead, Target, load_target, load_text_config
+from dflash.target import FrozenHead, Target, load_target, load_text_config, load_tokenizer
 
 log = logging.getLogger(__name__)
 
@@ -61,9 +61,7 @@ def load_engine(checkpoint: Path, options: DecodingOptions) -> Engine:
     dtype = choose_dtype(options.dtype, (str(device),))
     loaded = load_target(target_model, shape.target_layer_ids, dtype, trust_remote_code=trust)
     (target,) = loaded.copies([device])
-    tokenizer = AutoTokenizer.from_pretrained(
-        target_model, local_files_only=True, trust_remote_code=trust
-    )
+    tokenizer = load_tokenizer(target_model, trust_remote_code=trust)
     return Engine(
         checkpoint,
         target_model,

@@ -12,7 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from dflash.config import hash_of
 from dflash.data.completions import Completion, Completions, refuse_existing, write_completions
@@ -24,7 +24,7 @@ from dflash.data.tables import some
 from dflash.errors import DataError, Exit, ModelError
 from dflash.manifest import collect
 from dflash.resolve import check_device, choose_dtype
-from dflash.target import load_causal_lm, load_text_config
+from dflash.target import load_causal_lm, load_text_config, load_tokenizer
 
 log = logging.getLogger(__name__)
 
@@ -83,7 +83,7 @@ def prepare(options: PrepareOptions) -> int:
     text_config = load_text_config(
         str(options.target_model), trust_remote_code=options.trust_remote_code
     )
-    tokenizer = _tokenizer(options)
+    tokenizer = load_tokenizer(options.target_model, trust_remote_code=options.trust_remote_code)
     if is_tokenized(options.source):
         return _import_rows(options, tokenizer, text_config.vocab_size)
     try:
@@ -243,17 +243,6 @@ def _some(rows: Iterator[Completion], source: Path, tally: Tally) -> Iterator[Co
             f"{source}: not one of its rows can be trained on",
             remedy="Look at the counts above: every row needs two supervised tokens in a row.",
         )
-
-
-def _tokenizer(options: PrepareOptions) -> PreTrainedTokenizerBase:
-    try:
-        return AutoTokenizer.from_pretrained(
-            options.target_model, local_files_only=True, trust_remote_code=options.trust_remote_code
-        )
-    except (OSError, ValueError) as error:
-        raise ModelError(
-            f"--target-model {options.target_model}: no tokenizer can be loaded: {error}"
-        ) from error
 
 
 def _uses_template(options: PrepareOptions, tokenizer: PreTrainedTokenizerBase) -> bool:

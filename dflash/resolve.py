@@ -7,14 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoTokenizer
 
 from dflash.checkpoint import find_checkpoint, load_model, load_shape
 from dflash.config import TrainConfig
 from dflash.drafter import Drafter, DrafterConfig, drafter_config
 from dflash.errors import CheckpointError, ConfigError, MissingExtraError
 from dflash.fields import as_text
-from dflash.target import LOGIT_TRANSFORMS, load_text_config
+from dflash.target import LOGIT_TRANSFORMS, load_text_config, load_tokenizer
 
 log = logging.getLogger(__name__)
 
@@ -167,9 +166,7 @@ def _mask_token_id(config: TrainConfig, vocab_size: int) -> int:
     model = config.model
     token_id, source = model.mask_token_id, "as asked"
     if token_id is None:
-        tokenizer = AutoTokenizer.from_pretrained(
-            model.target_model, local_files_only=True, trust_remote_code=model.trust_remote_code
-        )
+        tokenizer = load_tokenizer(model.target_model, trust_remote_code=model.trust_remote_code)
         token_id, source = tokenizer.mask_token_id, f"the tokenizer's {tokenizer.mask_token!r}"
     if token_id is None:
         raise ConfigError(

@@ -18,7 +18,13 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from dflash.batches import Batch, TargetFeatures
 from dflash.concurrency import Gate
@@ -143,6 +149,16 @@ class Target:
 
 class _AllCaptured(BaseException):
     """Leaves a forward pass early; a BaseException, so that no `except Exception` eats it."""
+
+
+def load_tokenizer(path: str | Path, *, trust_remote_code: bool) -> PreTrainedTokenizerBase:
+    """The target's tokenizer, from its local directory; raises ModelError when there is none."""
+    try:
+        return AutoTokenizer.from_pretrained(
+            path, local_files_only=True, trust_remote_code=trust_remote_code
+        )
+    except (OSError, ValueError) as error:
+        raise ModelError(f"--target-model {path}: no tokenizer can be loaded: {error}") from error
 
 
 def load_target(

@@ -19,7 +19,6 @@ Upstream: of 12 threads, 8 compiled and 4 ran eager.
 
 from __future__ import annotations
 
-import types
 from collections.abc import Callable
 
 import harness
@@ -61,7 +60,7 @@ def reproduce(run: harness.Run) -> harness.Finding:
 def _function(run: harness.Run) -> Callable[[torch.Tensor], torch.Tensor]:
     if not run.cure.own_code:
         return body
-    return types.FunctionType(body.__code__.replace(), body.__globals__)
+    return harness.own_code(body)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,6 @@ Upstream: no report known; read in 2.11 to 2.14.
 
 from __future__ import annotations
 
-import types
 from collections.abc import Callable
 from typing import Any
 
@@ -76,7 +75,7 @@ class Shared:
 
     def mine(self) -> Callable[..., Any]:
         owner = me() if self.run.cure.own_code else "both"
-        code = types.FunctionType(body.__code__.replace(), body.__globals__)
+        code = harness.own_code(body)
         backend = aot_autograd(fw_compiler=_as_it_is, bw_compiler=self.backward_compiler)
         return self.compiled.setdefault(owner, torch.compile(code, backend=backend))
 

@@ -19,8 +19,6 @@ Upstream: pytorch#173568 (2.12), #186537 (the autograd thread).
 
 from __future__ import annotations
 
-import types
-
 import harness
 import torch
 import torch._dynamo.config as config
@@ -59,7 +57,7 @@ def reproduce(run: harness.Run) -> harness.Finding:
 
 def graphs_compiled(run: harness.Run) -> int:
     """How many graphs a function of its own is compiled to, over a few shapes."""
-    function = types.FunctionType(body.__code__.replace(), body.__globals__)
+    function = harness.own_code(body)
     backend = harness.CountingBackend(run.opened)
     compiled = torch.compile(function, backend=backend, dynamic=False)
     for size in range(SHAPES):

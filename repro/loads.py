@@ -11,10 +11,10 @@ import functools
 import importlib
 import os
 import sys
-import types
 from collections.abc import Callable
 from typing import Any
 
+import harness
 import torch
 import torch.nn.functional as F
 from cures import Cure
@@ -65,7 +65,7 @@ def drafter(cure: Cure, device: str, backend: str, seed: int) -> Make:
 
 def _compiled(block: Block, backend: str) -> Callable[[torch.Tensor], torch.Tensor]:
     """Compiled from nothing, a code object of its own: what DF009 is about is not looked for."""
-    forward = types.FunctionType(Block.forward.__code__.replace(), Block.forward.__globals__)
+    forward = harness.own_code(Block.forward)
     return functools.partial(torch.compile(forward, backend=backend, fullgraph=True), block)
 
 

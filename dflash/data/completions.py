@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from dflash.data.tables import list_lengths, read_table
-from dflash.durable import staged
+from dflash.durable import staged, write_json
 from dflash.errors import DataError
 
 SCHEMA = pa.schema(
@@ -177,9 +177,9 @@ def write_completions(
             rows = iter(completions)
             while some := list(islice(rows, ROWS_PER_WRITE)):
                 writer.write_table(pa.table(_columns(some), schema=SCHEMA))
-        _write_json(staging / "state.json", _state())
-        _write_json(staging / "dataset_info.json", {"description": "DFlash tokenized completions"})
-        _write_json(staging / "meta.json", {**meta, **counts()})
+        write_json(staging / "state.json", _state())
+        write_json(staging / "dataset_info.json", {"description": "DFlash tokenized completions"})
+        write_json(staging / "meta.json", {**meta, **counts()})
 
 
 def refuse_existing(directory: Path) -> None:
@@ -208,10 +208,6 @@ def _state() -> dict[str, Any]:
         "_output_all_columns": False,
         "_split": None,
     }
-
-
-def _write_json(path: Path, value: dict[str, Any]) -> None:
-    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
 
 
 def _read_json(path: Path) -> dict[str, Any]:
