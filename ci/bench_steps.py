@@ -66,8 +66,9 @@ def our_step(shape: Shape) -> Callable[[], object]:
     """Forward, loss, backward and AdamW, as a drafter thread does them."""
     from dflash.anchors import eligible_anchors, make_blocks, sample_anchors
     from dflash.drafter import build_drafter
+    from dflash.gradients import Gradients
     from dflash.losses import Objective, block_losses
-    from dflash.optim import Gradients, apply_step, make_optimizer
+    from dflash.optim import apply_step, make_optimizer
     from dflash.sections import OptimizerConfig
 
     drafter = build_drafter(our_config(shape), seed=0, device=torch.device("cpu"))
@@ -100,8 +101,8 @@ def our_step(shape: Shape) -> Callable[[], object]:
         main, cap, sums = block_losses(
             hidden_PD, head_VD, blocks.labels_NB, blocks.weights_NB, Objective(0.0, 1.0, 0.0)
         )
-        gradients = Gradients.zeros(drafter, with_cap=False)
-        gradients.add(main, cap, drafter)
+        gradients = Gradients.zeros(drafter.parameters(), with_cap=False)
+        gradients.add(main, cap, list(drafter.parameters()))
         apply_step(drafter, optimizer, gradients.normalised(sums, 0.0), lr=1e-4, clip=1.0, step=0)
 
     return step

@@ -7,6 +7,7 @@ slots 1..B-1 hold the mask token, and slot k is asked for the token at anchor + 
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -27,13 +28,25 @@ class Blocks:
     labels_NB: Tensor
     weights_NB: Tensor
 
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All of its tensors."""
+        return self.anchor_N, self.inputs_NB, self.labels_NB, self.weights_NB
+
     def to(self, device: torch.device) -> "Blocks":
         """The same blocks on another device."""
+        return Blocks(*(tensor.to(device) for tensor in self.tensors))
+
+    def part(self, which: slice) -> "Blocks":
+        """Some of the blocks."""
+        return Blocks(*(tensor[which] for tensor in self.tensors))
+
+    def filled_up(self, count: int, anchor: int) -> "Blocks":
+        """`count` blocks: these, and behind them blocks at `anchor` that weigh nothing."""
+        missing = count - len(self.anchor_N)
         return Blocks(
-            self.anchor_N.to(device),
-            self.inputs_NB.to(device),
-            self.labels_NB.to(device),
-            self.weights_NB.to(device),
+            F.pad(self.anchor_N, (0, missing), value=anchor),
+            *(F.pad(tensor_NB, (0, 0, 0, missing)) for tensor_NB in self.tensors[1:]),
         )
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from dflash.anchors import Blocks
+from dflash.streams import NOTHING_TO_WAIT_FOR, Ready, keep_for_this_stream
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,11 @@ class Batch:
     """The rows of --data-dir that the documents came from."""
     checksum: int = 0
     """CRC-32 of tokens and anchors: two runs that trained on the same agree in it."""
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All of its tensors."""
+        return self.tokens_T, self.document_T, self.position_T, *self.blocks.tensors
 
     @property
     def is_empty(self) -> bool:
@@ -56,14 +62,22 @@ class TargetFeatures:
         features_TF: hidden states after the captured layers, side by side; None for a filler.
         teacher_TD: the target's last hidden state after its final norm, from which lm_head makes
             the soft labels; None unless soft labels are on.
+        ready: from when on, in the order of the target's stream, all of it holds its values.
     """
 
     batch: Batch
     features_TF: Tensor | None
     teacher_TD: Tensor | None
+    ready: Ready = NOTHING_TO_WAIT_FOR
 
-    def to(self, device: torch.device) -> "TargetFeatures":
-        """The same features on another device: the only copy between devices."""
+    def received(self, device: torch.device) -> "TargetFeatures":
+        """The same features for this thread's stream of `device`: the only copy between devices.
+
+        The stream waits until the target's has made them; the host does not.
+        """
+        held = [*self.batch.tensors, *self._features]
+        self.ready.wait(*{device, *(tensor.device for tensor in held)})
+        keep_for_this_stream(held)
         return TargetFeatures(
             self.batch.to(device),
             None if self.features_TF is None else self.features_TF.to(device),
@@ -73,8 +87,11 @@ class TargetFeatures:
     @property
     def nbytes(self) -> int:
         """Bytes of the two big tensors."""
-        held = (t for t in (self.features_TF, self.teacher_TD) if t is not None)
-        return sum(t.nbytes for t in held)
+        return sum(tensor.nbytes for tensor in self._features)
+
+    @property
+    def _features(self) -> list[Tensor]:
+        return [t for t in (self.features_TF, self.teacher_TD) if t is not None]
 
 
 @dataclass(frozen=True)

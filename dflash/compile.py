@@ -10,6 +10,7 @@ The patch does not cover the default random generators, which a compile rewinds 
 threads (pytorch#198247): give each thread its own `torch.Generator`.
 """
 
+import functools
 import logging
 import threading
 from collections.abc import Callable, Iterator
@@ -18,6 +19,7 @@ from types import FunctionType
 from typing import Any
 
 import torch
+from torch._dynamo.exc import BackendCompilerFailed
 
 from dflash.errors import DflashError
 from dflash.fx_isolation import (
@@ -106,17 +108,74 @@ def backward_on_this_thread() -> Iterator[None]:
         yield
 
 
-def compiled_for_this_thread(function: Callable[..., Any], backend: str) -> Callable[..., Any]:
+class LateCompile(DflashError):
+    """Something would be compiled after the start, while other threads run."""
+
+    remedy = (
+        "Please report it with the run's log; --late-compile allow compiles it, which is safe but "
+        "holds the other drafters up, and --compile none compiles nothing."
+    )
+
+
+class Seal:
+    """Ends one thread's compiling: once closed, a compile raises LateCompile.
+
+    With `allow_late` it is done all the same, and logged: threads are isolated, so that it is slow
+    and not wrong.
+    """
+
+    def __init__(self, *, allow_late: bool) -> None:
+        self.allow_late = allow_late
+        self.closed = False
+
+    def close(self) -> None:
+        """From now on nothing is expected to be compiled."""
+        self.closed = True
+
+    def backend(self, name: str) -> Callable[..., Any]:
+        """The backend of torch.compile so named, under this seal."""
+        compile_graph: Callable[..., Any] = torch._dynamo.lookup_backend(name)
+
+        def sealed(graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+            if self.closed:
+                self._late(inputs)
+            return compile_graph(graph, inputs)
+
+        return sealed
+
+    def _late(self, inputs: list[Any]) -> None:
+        shapes = ", ".join(str(tuple(i.shape)) for i in inputs if isinstance(i, torch.Tensor))
+        what = f"a compile after the start, for tensors of shape {shapes}"
+        if not self.allow_late:
+            raise LateCompile(what)
+        log.warning("%s; the other drafters may wait for it", what)
+
+
+def compiled_for_this_thread(
+    function: Callable[..., Any], backend: Callable[..., Any] | str
+) -> Callable[..., Any]:
     """`torch.compile` of a copy of `function` that no other thread uses.
 
     With one code object for all, threads share Dynamo's recompile limit, and a backward may be
-    compiled in two of them at once. Sizes are dynamic; whatever would run eager is an error.
+    compiled in two of them at once. Sizes are static; whatever would run eager is an error.
+    Raises LateCompile when the backend's seal is closed.
     """
     assert isinstance(function, FunctionType)
     own = FunctionType(
         function.__code__.replace(), function.__globals__, function.__name__, function.__defaults__
     )
-    return torch.compile(own, backend=backend, dynamic=True, fullgraph=True)
+    compiled = torch.compile(own, backend=backend, dynamic=False, fullgraph=True)
+
+    @functools.wraps(function)
+    def called(*args: Any) -> Any:
+        try:
+            return compiled(*args)
+        except BackendCompilerFailed as error:
+            if isinstance(error.inner_exception, LateCompile):
+                raise error.inner_exception from None
+            raise
+
+    return called
 
 
 def _install(probe: Callable[[], ThreadProbe]) -> Isolation:

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dflash.attention import DocumentMask, attend, document_masks
+from dflash.attention import attend, attend_tiled, document_masks, tiled_mask
 
 
 @dataclass(frozen=True)
@@ -115,11 +115,11 @@ class DraftLayer(nn.Module):
         hidden_PD: Tensor,
         context_TD: Tensor,
         rope_KE: "Rope",
-        masks: list[DocumentMask],
+        mask: Any,
         regions: "Regions",
     ) -> Tensor:
         query_HPE, key_GKE, value_GKE = regions.before(self, hidden_PD, context_TD, rope_KE)
-        out_HPE = attend(query_HPE, key_GKE, value_GKE, masks)
+        out_HPE = regions.attend(query_HPE, key_GKE, value_GKE, mask)
         return regions.after(self, hidden_PD, out_HPE)
 
     def before_attention(
@@ -132,17 +132,36 @@ class DraftLayer(nn.Module):
         return hidden_PD + self.mlp(self.post_attention_layernorm(hidden_PD))
 
 
+Transform = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
 @dataclass(frozen=True)
 class Regions:
-    """The two parts of every layer that may run compiled; as they are written unless replaced."""
+    """The parts of every layer that may run compiled, and the masks that `attend` takes.
+
+    As written: eager, with dense masks per document, for any shape.
+    """
 
     before: Callable[..., tuple[Tensor, Tensor, Tensor]] = DraftLayer.before_attention
+    attend: Callable[..., Tensor] = attend
     after: Callable[..., Tensor] = DraftLayer.after_attention
+    masks: Callable[..., Any] = document_masks
 
     @classmethod
-    def compiled(cls, compiled: Callable[[Callable[..., Any]], Callable[..., Any]]) -> "Regions":
-        """Each part through `compiled`, which turns a function into its compiled form."""
-        return cls(compiled(DraftLayer.before_attention), compiled(DraftLayer.after_attention))
+    def compiled(cls, compiled: Transform, *, tiled: bool) -> "Regions":
+        """Each part through `compiled`, which turns a function into its compiled form.
+
+        Args:
+            tiled: attend with FlexAttention (T and P multiples of TILE); else as written.
+        """
+        before = compiled(DraftLayer.before_attention)
+        after = compiled(DraftLayer.after_attention)
+        if not tiled:
+            return cls(before=before, after=after)
+        return cls(before, compiled(attend_tiled), after, tiled_mask)
+
+
+EAGER = Regions()
 
 
 class Drafter(nn.Module):
@@ -159,7 +178,6 @@ class Drafter(nn.Module):
         self.hidden_norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.layers = nn.ModuleList(DraftLayer(config) for _ in range(config.num_layers))
         self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.regions = Regions()
 
     def forward(
         self,
@@ -169,25 +187,42 @@ class Drafter(nn.Module):
         position_T: Tensor,
         anchor_N: Tensor,
     ) -> Tensor:
+        """`context`, then `draft`."""
+        context_TD = self.context(features_TF)
+        return self.draft(inputs_PD, context_TD, document_T, position_T, anchor_N)
+
+    def context(self, features_TF: Tensor) -> Tensor:
+        """What every layer reads of the target's captured hidden states, [T, D]."""
+        return self.hidden_norm(self.fc(features_TF))
+
+    def draft(
+        self,
+        inputs_PD: Tensor,
+        context_TD: Tensor,
+        document_T: Tensor,
+        position_T: Tensor,
+        anchor_N: Tensor,
+        regions: Regions = EAGER,
+    ) -> Tensor:
         """Hidden states of the draft slots after the final norm, [P, D], ready for the lm_head.
 
         Args:
             inputs_PD: embedded block inputs, block after block.
-            features_TF: the target's captured hidden states of the context.
+            context_TD: see `context`.
             document_T: document of each context token. position_T: its position there.
             anchor_N: context index of each block's anchor.
+            regions: how the layers run.
         """
-        context_TD = self.hidden_norm(self.fc(features_TF))
         block = self.config.block_size
         slot_B = torch.arange(block, device=anchor_N.device)
         position_P = (position_T[anchor_N][:, None] + slot_B).flatten()
         rope_KE = Rope.at(torch.cat([position_T, position_P]), self.config, inputs_PD.dtype)
         windows = {self.config.window(i) for i in range(self.config.num_layers)}
-        masks = {w: document_masks(document_T, anchor_N, block, w) for w in windows}
+        masks = {w: regions.masks(document_T, anchor_N, block, w) for w in windows}
         hidden_PD = inputs_PD
         for i, layer in enumerate(self.layers):
             mask = masks[self.config.window(i)]
-            hidden_PD = layer(hidden_PD, context_TD, rope_KE, mask, self.regions)
+            hidden_PD = layer(hidden_PD, context_TD, rope_KE, mask, regions)
         return self.norm(hidden_PD)
 
 

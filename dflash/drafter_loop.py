@@ -7,24 +7,25 @@ from functools import partial, reduce
 from operator import xor
 
 import torch
-from torch import Tensor
 
-from dflash.batches import Batch, InputCheck, TargetFeatures
+from dflash.batches import InputCheck, TargetFeatures
 from dflash.checkpoint import Checkpoints, Progress, TrainingState
-from dflash.compile import backward_on_this_thread, compiled_for_this_thread
 from dflash.concurrency import Gate
 from dflash.config import TrainConfig
-from dflash.drafter import Drafter, DrafterConfig, Regions, autocast, build_drafter
+from dflash.drafter import Drafter, DrafterConfig, build_drafter
+from dflash.forward_backward import ForwardBackward
+from dflash.gradients import Gradients
 from dflash.heldout import HeldOut
-from dflash.losses import LossSums, Objective, Teacher, block_losses
+from dflash.losses import LossSums
 from dflash.metrics import StepMetrics
-from dflash.optim import Gradients, NonFiniteError, Schedule, apply_step, make_optimizer
-from dflash.randomness import NOISE, generator
+from dflash.optim import NonFiniteError, Schedule, apply_step, make_optimizer
 from dflash.replicas import Exchange, check_equal, weights_digest
 from dflash.routing import RoutedReceiver
+from dflash.shapes import ShapePolicy
 from dflash.sinks import Reporter
 from dflash.steps import StepPlan
 from dflash.stop import StopRequest
+from dflash.streams import Ready, own_stream
 from dflash.target import FrozenHead
 
 log = logging.getLogger(__name__)
@@ -41,6 +42,7 @@ class Contribution:
     epoch: int
     stop: bool
     inputs: list[InputCheck]
+    ready: Ready
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,8 @@ class Shared:
     plan: StepPlan
     head: FrozenHead
     dtype: torch.dtype
+    backend: str
+    shapes: ShapePolicy | None
     exchange: Exchange
     gate: Gate
     stop: StopRequest
@@ -75,10 +79,6 @@ class DrafterTrainLoop:
         self.shared, self.rank, self.device, self.features = shared, rank, device, features
         self.config = shared.config
         self.name = f"drafter-{rank}"
-        objective = self.config.objective
-        self.objective = Objective(
-            objective.kl_weight, objective.kl_temperature, objective.cap_lambda
-        )
         optimizer = self.config.optimizer
         self.schedule = Schedule(optimizer.lr, optimizer.warmup_ratio, shared.plan.total_steps)
 
@@ -87,7 +87,7 @@ class DrafterTrainLoop:
 
         `sample` is a batch to warm up with: nothing of it stays.
         """
-        with self.features:
+        with self.features, own_stream(self.device):
             self._start(sample)
             for step in range(self.shared.plan.first_step, self.shared.plan.total_steps):
                 if self._step(step):
@@ -98,26 +98,24 @@ class DrafterTrainLoop:
         gate = self.shared.gate
         started_s = time.monotonic()
         gate.phase(self.name, "building the drafter")
-        if self.device.type == "cuda":
-            torch.cuda.set_device(self.device)
         self.drafter = build_drafter(
             self.shared.shape, seed=self.config.data.seed, device=self.device
         )
         if self.shared.initial is not None:
             self.drafter.load_state_dict(self.shared.initial.state_dict())
-        backend = self.config.devices.compile
-        if backend != "none":
-            self.drafter.regions = Regions.compiled(
-                partial(compiled_for_this_thread, backend=backend)
-            )
         self.optimizer = make_optimizer(self.drafter, self.config.optimizer)
         if self.shared.resume_from is not None:
             gate.phase(self.name, "loading the checkpoint")
             self.shared.resume_from.restore(self.drafter, self.optimizer)
-        self.head = self.shared.head.to(self.device, self.shared.dtype)
-        gate.phase(self.name, "warming up" if backend == "none" else f"compiling with {backend}")
-        self._micro_batch(sample.to(self.device), 0.0, self._new_gradients())
-        log.info("ready after %.1f s, compiled with: %s", time.monotonic() - started_s, backend)
+        shared = self.shared
+        self.head = shared.head.to(self.device, shared.dtype)
+        self.forward_backward = ForwardBackward(
+            self.drafter, self.head, self.config, shared.dtype, shared.shapes, shared.backend
+        )
+        self.forward_backward.warm_up(sample.received(self.device), partial(gate.phase, self.name))
+        log.info(
+            "ready after %.1f s, compiled with: %s", time.monotonic() - started_s, shared.backend
+        )
         gate.arrive(self.name)
         gate.wait()
 
@@ -125,13 +123,17 @@ class DrafterTrainLoop:
         """One optimizer step over all replicas; True when it was the last because of a stop."""
         started = time.monotonic()
         parts = self.shared.exchange.gather(self.rank, self._contribute(step), "gradients")
+        for part in parts:
+            # Their memory need not be kept for this stream: `apply_step` makes the host wait for
+            # it before the last reference to them is dropped.
+            part.ready.wait(self.device, part.sums.weight.device)
         sums = sum((part.sums for part in parts[1:]), start=parts[0].sums)
         gradients = Gradients.total([part.gradients for part in parts], self.device)
         try:
             norm = apply_step(
                 self.drafter,
                 self.optimizer,
-                gradients.normalised(sums, self.objective.cap_lambda),
+                gradients.normalised(sums, self.config.objective.cap_lambda),
                 lr=self.schedule.lr(step),
                 clip=self.config.optimizer.grad_clip,
                 step=step,
@@ -146,62 +148,21 @@ class DrafterTrainLoop:
 
     def _contribute(self, step: int) -> Contribution:
         plan = self.shared.plan
-        gradients = self._new_gradients()
+        gradients = self.forward_backward.new_gradients()
         sums = LossSums.zero(self.shared.shape.block_size, self.device)
         tokens = positions = epoch = 0
         inputs = []
         for i in range(plan.grad_accum):
             index = step * plan.per_step + i * plan.drafters + self.rank
-            features = self.features.receive(index).to(self.device)
+            features = self.features.receive(index).received(self.device)
             inputs.append(InputCheck.of(features))
-            sums += self._micro_batch(features, self._noise_scale(step), gradients)
+            sums += self.forward_backward(features, self._noise_scale(step), gradients)
             tokens += len(features.batch.tokens_T)
             positions += features.batch.blocks.labels_NB.numel()
             epoch = features.batch.epoch
         stop = self.shared.stop.is_set()
-        return Contribution(gradients, sums, tokens, positions, epoch, stop, inputs)
-
-    def _micro_batch(
-        self, features: TargetFeatures, noise: float, gradients: Gradients
-    ) -> LossSums:
-        """Forward and backward of one micro-batch; a filler costs and adds nothing."""
-        batch, shape = features.batch, self.shared.shape
-        if features.features_TF is None:
-            return LossSums.zero(shape.block_size, self.device)
-        blocks = batch.blocks
-        inputs_PD = self.head.embedding_VD[blocks.inputs_NB.flatten()]
-        with autocast(self.device, self.shared.dtype):
-            hidden_PD = self.drafter(
-                inputs_PD,
-                self._noisy(features.features_TF, batch, noise),
-                batch.document_T,
-                batch.position_T,
-                blocks.anchor_N,
-            )
-        main, cap, sums = block_losses(
-            hidden_PD,
-            self.head.head_VD,
-            blocks.labels_NB,
-            blocks.weights_NB,
-            self.objective,
-            _teacher(features, shape.block_size),
-        )
-        with backward_on_this_thread():
-            gradients.add(main, cap, self.drafter)
-        return sums
-
-    def _noisy(self, features_TF: Tensor, batch: Batch, scale: float) -> Tensor:
-        if not scale:
-            return features_TF
-        random = generator(
-            self.config.data.seed, NOISE, batch.epoch, batch.index, features_TF.device
-        )
-        noise_TF = torch.empty_like(features_TF)
-        if self.config.objective.noise_type == "uniform":
-            noise_TF.uniform_(-scale, scale, generator=random)
-        else:
-            noise_TF.normal_(0.0, scale, generator=random)
-        return features_TF + noise_TF
+        ready = Ready.after(self.device)
+        return Contribution(gradients, sums, tokens, positions, epoch, stop, inputs, ready)
 
     def _noise_scale(self, step: int) -> float:
         objective, total = self.config.objective, self.shared.plan.total_steps
@@ -262,7 +223,7 @@ class DrafterTrainLoop:
     ) -> None:
         metrics = StepMetrics.of(
             sums,
-            self.objective,
+            self.forward_backward.objective,
             step=step + 1,
             epoch=max(part.epoch for part in parts),
             lr=self.schedule.lr(step),
@@ -275,16 +236,3 @@ class DrafterTrainLoop:
             evaluation=evaluation,
         )
         self.shared.reporter.step(metrics)
-
-    def _new_gradients(self) -> Gradients:
-        return Gradients.zeros(self.drafter, with_cap=self.objective.cap_lambda > 0)
-
-
-def _teacher(features: TargetFeatures, block_size: int) -> Teacher | None:
-    """Slot k of the block at anchor a learns from the target's output at a + k - 1."""
-    if features.teacher_TD is None:
-        return None
-    anchor_N = features.batch.blocks.anchor_N
-    slot_B = torch.arange(block_size, device=anchor_N.device)
-    row_NB = (anchor_N[:, None] + slot_B - 1).clamp(0, len(features.teacher_TD) - 1)
-    return Teacher(features.teacher_TD, row_NB.flatten())

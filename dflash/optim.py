@@ -1,4 +1,4 @@
-"""AdamW, its schedule, and the step that turns summed gradients into an update."""
+"""AdamW, its schedule, and the step that turns gradients into an update."""
 
 import math
 from collections.abc import Iterable
@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from dflash.batches import InputCheck
 from dflash.errors import DflashError
-from dflash.losses import LossSums
 from dflash.sections import OptimizerConfig
 
 
@@ -64,47 +63,6 @@ def make_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Ada
     return torch.optim.AdamW(groups, lr=config.lr, fused=on_gpu, foreach=False)
 
 
-@dataclass(frozen=True)
-class Gradients:
-    """Unnormalised gradients of the two parts of the loss, one tensor per parameter.
-
-    They are kept apart because each part has a divisor of its own, and CAP's (how much was
-    predicted correctly) is known only once the whole step has been seen.
-    """
-
-    main: list[Tensor]
-    cap: list[Tensor] | None
-
-    @classmethod
-    def zeros(cls, model: nn.Module, *, with_cap: bool) -> "Gradients":
-        """Accumulators for a model's parameters."""
-        main = [torch.zeros_like(p) for p in model.parameters()]
-        return cls(main, [torch.zeros_like(g) for g in main] if with_cap else None)
-
-    def add(self, main: Tensor, cap: Tensor, model: nn.Module) -> None:
-        """Accumulate the gradients of a micro-batch's two loss sums (see dflash.losses)."""
-        parameters = list(model.parameters())
-        both = self.cap is not None
-        _accumulate(self.main, torch.autograd.grad(main, parameters, retain_graph=both))
-        if self.cap is not None:
-            _accumulate(self.cap, torch.autograd.grad(cap, parameters))
-
-    def normalised(self, sums: LossSums, cap_lambda: float) -> list[Tensor]:
-        """main / sum w + cap_lambda cap / sum of w over correct slots; new tensors."""
-        weight, correct = float(sums.weight), float(sums.correct_weight)
-        total = [g / weight for g in self.main]
-        if self.cap is not None and correct > 0:
-            _accumulate(total, [g * (cap_lambda / correct) for g in self.cap])
-        return total
-
-    @staticmethod
-    def total(parts: "list[Gradients]", device: torch.device) -> "Gradients":
-        """The replicas' gradients summed in rank order: the same bits on every replica."""
-        main = _summed([part.main for part in parts], device)
-        caps = [part.cap for part in parts if part.cap is not None]
-        return Gradients(main, _summed(caps, device) if caps else None)
-
-
 def apply_step(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
@@ -128,15 +86,3 @@ def apply_step(
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     return norm
-
-
-def _summed(parts: list[list[Tensor]], device: torch.device) -> list[Tensor]:
-    total = [gradient.to(device, copy=True) for gradient in parts[0]]
-    for part in parts[1:]:
-        _accumulate(total, [gradient.to(device) for gradient in part])
-    return total
-
-
-def _accumulate(into: Iterable[Tensor], gradients: Iterable[Tensor]) -> None:
-    for total, gradient in zip(into, gradients, strict=True):
-        total += gradient

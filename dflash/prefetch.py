@@ -30,6 +30,8 @@ class BatchSource:
     plan: BatchPlan
     mask_token_id: int
     config: TrainConfig
+    anchors: np.ndarray
+    """Per row, how many places there are for an anchor."""
 
     def batch(self, index: int) -> Batch:
         """The micro-batch: a function of (data, config, index)."""
@@ -41,7 +43,7 @@ class BatchSource:
             eligible_anchors(loss_mask_T, document_T),
             document_T,
             per_document=objective.max_anchors,
-            in_all=objective.max_draft_positions // model.block_size,
+            in_all=self.most_blocks,
             generator=generator(self.config.data.seed, ANCHORS, planned.epoch, index),
         )
         blocks = make_blocks(
@@ -66,6 +68,18 @@ class BatchSource:
         )
 
     @property
+    def most_blocks(self) -> int:
+        """Blocks that a micro-batch has at most."""
+        return self.config.objective.max_draft_positions // self.config.model.block_size
+
+    def sizes(self) -> tuple[np.ndarray, np.ndarray]:
+        """Tokens and draft blocks of every micro-batch of the run."""
+        lengths, drawn = self.lengths, np.minimum(self.anchors, self.config.objective.max_anchors)
+        tokens = np.array([lengths[batch.rows].sum() for batch in self.plan.batches])
+        blocks = np.array([drawn[batch.rows].sum() for batch in self.plan.batches])
+        return tokens, np.minimum(blocks, self.most_blocks)
+
+    @property
     def lengths(self) -> np.ndarray:
         """Tokens of each row as it is trained on: cut at --max-seq-len."""
         return np.minimum(self.data.lengths, self.config.data.max_seq_len)
@@ -87,7 +101,8 @@ def open_source(config: TrainConfig, *, mask_token_id: int, vocab_size: int) -> 
     data.check_vocabulary(vocab_size)
     data.check_tokenizer(Path(config.model.target_model))
     lengths = np.minimum(data.lengths, config.data.max_seq_len)
-    usable = data.anchor_counts(config.data.max_seq_len) > 0
+    anchors = data.anchor_counts(config.data.max_seq_len)
+    usable = anchors > 0
     if not usable.any():
         raise DataError(
             f"--data-dir {data.directory}: none of {len(data)} rows has two supervised tokens in a "
@@ -112,7 +127,7 @@ def open_source(config: TrainConfig, *, mask_token_id: int, vocab_size: int) -> 
     )
     if short := int((lengths[usable] < config.model.block_size).sum()):
         log.info("data: %d rows are shorter than a block; theirs end with the row", short)
-    return BatchSource(data, plan, mask_token_id, config)
+    return BatchSource(data, plan, mask_token_id, config, anchors)
 
 
 def run_prefetch(

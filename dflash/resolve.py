@@ -13,6 +13,8 @@ from dflash.config import TrainConfig
 from dflash.drafter import Drafter, DrafterConfig, drafter_config
 from dflash.errors import CheckpointError, ConfigError, MissingExtraError
 from dflash.fields import as_text
+from dflash.prefetch import BatchSource
+from dflash.shapes import ShapePolicy
 from dflash.target import LOGIT_TRANSFORMS, load_text_config, load_tokenizer
 
 log = logging.getLogger(__name__)
@@ -75,6 +77,37 @@ def choose_dtype(asked: str, devices: Sequence[str]) -> torch.dtype:
         return torch.bfloat16
     log.info("dtype: float32, compute capability %d.%d is below 8.0", *capability)
     return torch.float32
+
+
+def compile_backend(config: TrainConfig) -> str:
+    """The backend of torch.compile for the drafters' layers, or "none"."""
+    asked, drafters = config.devices.compile, set(config.devices.drafter_gpus)
+    if asked != "auto":
+        if asked != "inductor" and drafters != {"cpu"}:
+            log.warning(
+                "--compile %s on a GPU: attention runs with dense masks, many times slower than "
+                "with inductor",
+                asked,
+            )
+        return asked
+    if "cpu" in drafters:
+        log.info("compile: none, a drafter runs on the CPU")
+        return "none"
+    log.info("compile: inductor, all drafters run on GPUs")
+    return "inductor"
+
+
+def shape_policy(config: TrainConfig, source: BatchSource) -> ShapePolicy:
+    """The sizes that the layers are compiled for, from those of every micro-batch of the run."""
+    tokens, blocks = source.sizes()
+    policy = ShapePolicy.of(
+        tokens,
+        blocks,
+        block_size=config.model.block_size,
+        chunk_slots=config.devices.draft_chunk,
+    )
+    log.info("compiled sizes: %s", policy)
+    return policy
 
 
 def drafter_shape(config: TrainConfig) -> DrafterConfig:

@@ -175,6 +175,8 @@ MAY_CHANGE = {
     ("devices", "target-gpus"),
     ("devices", "drafter-gpus"),
     ("devices", "compile"),
+    ("devices", "draft-chunk"),
+    ("devices", "late-compile"),
     ("optimizer", "grad-accum"),
     ("data", "data-dir"),
     ("model", "target-model"),

@@ -82,10 +82,21 @@ class DevicesConfig(Section):
     )
 
     compile: str = option(
-        "none",
+        "auto",
         help="compile the drafter's layers, in each drafter thread, with this backend of "
-        "torch.compile",
-        choices=("none", "inductor", "aot_eager"),
+        "torch.compile; auto is inductor on GPUs and none on the CPU",
+        choices=("auto", "none", "inductor", "aot_eager"),
+    )
+    draft_chunk: int = option(
+        16384,
+        help="most draft positions that run at once in compiled layers; bounds the memory",
+        unit="slots",
+        at_least=2,
+    )
+    late_compile: str = option(
+        "refuse",
+        help="what becomes of a compile after the start: an error, or a delay",
+        choices=("refuse", "allow"),
     )
 
     @property

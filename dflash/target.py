@@ -30,6 +30,7 @@ from dflash.batches import Batch, TargetFeatures
 from dflash.concurrency import Gate
 from dflash.errors import ModelError
 from dflash.routing import RoutedReceiver, RoutedSender
+from dflash.streams import Ready, own_stream
 
 log = logging.getLogger(__name__)
 
@@ -102,7 +103,7 @@ class Target:
         if batch.is_empty:
             return TargetFeatures(batch, None, None)
         hidden = self.hidden(batch.tokens_T, batch.lengths, final=soft_labels)
-        return TargetFeatures(batch, *hidden)
+        return TargetFeatures(batch, *hidden, Ready.after(self.device))
 
     @torch.no_grad()
     def hidden(
@@ -252,7 +253,7 @@ def run_target(
     soft_labels: bool,
 ) -> None:
     """TargetForwardLoop: batches in, features out to the drafter whose turn it is."""
-    with batches, features:
+    with batches, features, own_stream(target.device):
         gate.wait()
         for index in indices:
             batch = batches.receive(index).to(target.device)

@@ -26,12 +26,15 @@ from dflash.replicas import Exchange
 from dflash.resolve import (
     check_devices,
     check_loggers,
+    compile_backend,
     compute_dtype,
     drafter_shape,
     initial_drafter,
+    shape_policy,
 )
 from dflash.routing import RoutedReceiver, Routes, indices, queue_depth, routes
 from dflash.rundir import RunDirectory, check_inputs, check_place, run_directory
+from dflash.shapes import ShapePolicy
 from dflash.steps import StepPlan
 from dflash.stop import StopRequest, on_signals
 from dflash.target import Target, load_targets, run_target, target_digest
@@ -77,8 +80,19 @@ def open_run(config: TrainConfig, directory: RunDirectory) -> "Run":
         check_place(resume_from, resume_from.progress.step * plan.per_step)
     directory.write_description(manifest)
     log.info("%d steps of %d micro-batches", plan.total_steps, plan.per_step)
-    checkpoints, dtype = directory.checkpoints(inputs), compute_dtype(config)
-    return Run(config, directory, checkpoints, shape, source, plan, dtype, resume_from)
+    backend = compile_backend(config)
+    return Run(
+        config,
+        directory,
+        directory.checkpoints(inputs),
+        shape,
+        source,
+        plan,
+        compute_dtype(config),
+        backend,
+        None if backend == "none" else shape_policy(config, source),
+        resume_from,
+    )
 
 
 @dataclass(frozen=True)
@@ -104,12 +118,14 @@ class Run:
     source: BatchSource
     plan: StepPlan
     dtype: torch.dtype
+    backend: str
+    shapes: ShapePolicy | None
     resume_from: TrainingState | None
 
     def load(self) -> "Models":
         """Load the weights. Raises DflashError, naming the option."""
         config = self.config
-        if config.devices.compile != "none":
+        if self.backend != "none":
             install_thread_isolation()
         initial = initial_drafter(config, self.shape) if self.resume_from is None else None
         names = _devices(config.devices.target_gpus)
@@ -138,6 +154,8 @@ class Run:
             plan=self.plan,
             head=models.targets[0].head,
             dtype=self.dtype,
+            backend=self.backend,
+            shapes=self.shapes,
             exchange=Exchange(group.scope, self.plan.drafters, run.stall_timeout_s),
             gate=gate,
             stop=stop,

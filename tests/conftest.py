@@ -165,3 +165,40 @@ def train_config(tmp_path, tiny_target_dir):
         return TrainConfig.from_dict(nested)
 
     return make
+
+
+@pytest.fixture
+def make_batch():
+    """A function that makes a micro-batch of documents of given lengths, drawn anew each time."""
+    import torch
+
+    from dflash.anchors import eligible_anchors, make_blocks, sample_anchors
+    from dflash.batches import Batch, pack
+
+    random = torch.Generator().manual_seed(0)
+
+    def make(lengths, *, block_size=4, vocab_size=32, anchors=16):
+        rows = [
+            (torch.randint(vocab_size - 1, (n,), generator=random), torch.ones(n).bool())
+            for n in lengths
+        ]
+        tokens_T, mask_T, lengths, document_T, position_T = pack(rows)
+        anchor_N = sample_anchors(
+            eligible_anchors(mask_T, document_T),
+            document_T,
+            per_document=anchors,
+            in_all=10**6,
+            generator=random,
+        )
+        blocks = make_blocks(
+            tokens_T,
+            mask_T,
+            document_T,
+            anchor_N,
+            block_size=block_size,
+            mask_token_id=vocab_size - 1,
+            gamma=4.0,
+        )
+        return Batch(0, 0, tokens_T, lengths, document_T, position_T, blocks)
+
+    return make

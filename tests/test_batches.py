@@ -45,7 +45,7 @@ def test_everything_moves_and_the_rest_stays():
     blocks = Blocks(torch.tensor([0]), *[torch.zeros(1, 4)] * 3)
     batch = Batch(7, 2, tokens_T, lengths, document_T, position_T, blocks)
     features = TargetFeatures(batch, torch.zeros(3, 8), torch.zeros(3, 4))
-    moved = features.to(META)
+    moved = features.received(META)
 
     assert len(list(tensors_of(moved))) == 3 + 4 + 2
     assert {t.device for t in tensors_of(moved)} == {META}
@@ -57,6 +57,6 @@ def test_a_filler_moves_too():
     tokens_T, _, lengths, document_T, position_T = pack([])
     blocks = Blocks(*[torch.empty(0, 4)] * 4)
     batch = Batch(7, 2, tokens_T, lengths, document_T, position_T, blocks)
-    moved = TargetFeatures(batch, None, None).to(META)
+    moved = TargetFeatures(batch, None, None).received(META)
     assert batch.is_empty and moved.batch.is_empty
     assert (moved.features_TF, moved.teacher_TD, moved.nbytes) == (None, None, 0)

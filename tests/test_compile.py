@@ -12,6 +12,8 @@ from dflash import compile as compile_module
 from dflash import fx_probe
 from dflash.compile import (
     IsolationError,
+    LateCompile,
+    Seal,
     backward_on_this_thread,
     compiled_for_this_thread,
     install_thread_isolation,
@@ -193,14 +195,38 @@ def test_what_would_run_eager_is_an_error():
         compiled_for_this_thread(breaks, "eager")(torch.ones(2))
 
 
-def test_other_sizes_are_no_new_compile():
-    graphs = []
+@pytest.fixture
+def late():
+    """(seal, a compiled function that has met one size)."""
 
-    def backend(graph, _inputs):
-        graphs.append(graph)
-        return graph.forward
+    def make(*, allow_late):
+        seal = Seal(allow_late=allow_late)
+        compiled = compiled_for_this_thread(scale, seal.backend("eager"))
+        assert compiled(torch.ones(3)).tolist() == [3.0] * 3
+        seal.close()
+        return compiled
 
-    compiled = compiled_for_this_thread(scale, backend)
-    for size in (3, 5, 8):
-        compiled(torch.ones(size))
-    assert len(graphs) == 1
+    return make
+
+
+def test_a_late_compile_is_refused_with_the_shapes(late):
+    compiled = late(allow_late=False)
+    with pytest.raises(
+        LateCompile, match=r"a compile after the start, for .* shape \(5,\)"
+    ) as error:
+        compiled(torch.ones(5))
+    assert "--late-compile allow" in error.value.remedy
+    assert compiled(torch.ones(3)).tolist() == [3.0] * 3
+
+
+def test_where_it_is_allowed_a_late_compile_is_logged(late, caplog):
+    assert late(allow_late=True)(torch.ones(5)).tolist() == [5.0] * 5
+    assert "a compile after the start, for tensors of shape (5,)" in caplog.text
+
+
+def test_other_errors_of_a_backend_stay_what_they_are():
+    def broken(_graph, _inputs):
+        raise ValueError("no such instruction")
+
+    with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match="no such instruction"):
+        compiled_for_this_thread(scale, broken)(torch.ones(3))

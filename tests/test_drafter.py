@@ -16,8 +16,8 @@ from transformers.models.qwen3.modeling_qwen3 import (
 
 from dflash.attention import block_mask, document_masks
 from dflash.drafter import (
+    EAGER,
     DraftLayer,
-    Regions,
     Rope,
     build_drafter,
     default_target_layer_ids,
@@ -216,7 +216,7 @@ def test_a_layer_equals_one_assembled_from_transformers(drafter_shape):
 
     rope = Rope.at(position_K, shape, torch.float32)
     masks = document_masks(document_T, anchor_N, 3)
-    out_PD = layer(hidden_PD, context_TD, rope, masks, Regions())
+    out_PD = layer(hidden_PD, context_TD, rope, masks, EAGER)
     torch.testing.assert_close(out_PD, expected_PD)
 
 

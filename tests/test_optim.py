@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import nn
 
+from dflash.gradients import Gradients
 from dflash.losses import LossSums, Objective, Teacher, block_losses
-from dflash.optim import Gradients, NonFiniteError, Schedule, apply_step, make_optimizer
+from dflash.optim import NonFiniteError, Schedule, apply_step, make_optimizer
 from dflash.sections import OptimizerConfig
 
 CPU = torch.device("cpu")
@@ -91,11 +92,11 @@ def test_the_gradient_does_not_depend_on_how_the_step_was_cut(case, replicas, gr
     size = BLOCKS // (replicas * grad_accum)
     parts, sums = [], LossSums.zero(BLOCK, CPU)
     for rank in range(replicas):
-        part = Gradients.zeros(model, with_cap=True)
+        part = Gradients.zeros(model.parameters(), with_cap=True)
         for i in range(grad_accum):
             start = (rank * grad_accum + i) * size
             main, cap, of_batch = losses(slice(start, start + size))
-            part.add(main, cap, model)
+            part.add(main, cap, list(model.parameters()))
             sums += of_batch
         parts.append(part)
     got = Gradients.total(parts, CPU).normalised(sums, FULL.cap_lambda)

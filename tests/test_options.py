@@ -38,7 +38,9 @@ SURFACE = {
     "devices": {
         "--target-gpus": ("cuda:0",),
         "--drafter-gpus": ("cuda:0",),
-        "--compile": "none",
+        "--compile": "auto",
+        "--draft-chunk": 16384,
+        "--late-compile": "refuse",
     },
     "objective": {
         "--gamma": 7.0,

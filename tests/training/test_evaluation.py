@@ -14,10 +14,8 @@ from dflash.cli import main
 from dflash.config import TrainConfig
 from dflash.data.completions import Completions
 from dflash.decode import acceptance_length, replay
-from dflash.drafter import Regions, build_drafter
 from dflash.errors import ConfigError, DataError, Exit
 from dflash.heldout import HeldOut, open_held_out
-from dflash.resolve import drafter_shape
 from dflash.target import Target, load_target
 from dflash.trainer import train
 
@@ -88,17 +86,6 @@ def test_an_evaluated_run_resumes_bitwise(evaluating, rows):
     for before, after in zip(whole[3:], resumed, strict=True):
         assert before["loss"] == after["loss"]
         assert before["evaluation"].get("tau") == after["evaluation"].get("tau")
-
-
-def test_a_compiled_drafter_is_evaluated_as_it_is_written(evaluating, tiny_model):
-    """Every document has another shape, which compiled layers would be compiled for."""
-    config = TrainConfig.from_dict(evaluating)
-    target = Target(tiny_model, (1, 3))
-    drafter = build_drafter(drafter_shape(config), seed=0, device=torch.device("cpu"))
-    compiled = Regions(before=pytest.fail, after=pytest.fail)
-    drafter.regions = compiled
-    assert open_held_out(config, target).measure(drafter, target.head)["tau"] >= 1
-    assert drafter.regions is compiled
 
 
 def test_rows_are_limited_and_cut(evaluating, tiny_model):

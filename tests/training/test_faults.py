@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dflash import checkpoint, drafter_loop, trainer
+from dflash import checkpoint, drafter_loop, forward_backward, trainer
 from dflash.checkpoint import Checkpoints, load_model, load_state
 from dflash.concurrency import Gate
 from dflash.config import TrainConfig
@@ -52,8 +52,8 @@ class FaultAt:
         (BatchSource, "batch", 4, "prefetch-"),
         (Target, "features", 3, "target-"),
         (drafter_loop, "build_drafter", 2, "drafter-"),
-        (drafter_loop, "block_losses", 1, "drafter-"),
-        (drafter_loop, "block_losses", 5, "drafter-"),
+        (forward_backward, "block_losses", 1, "drafter-"),
+        (forward_backward, "block_losses", 5, "drafter-"),
         (drafter_loop, "apply_step", 3, "drafter-"),
         (Checkpoints, "save", 1, "drafter-0"),
     ],
@@ -115,7 +115,7 @@ def test_an_exception_before_the_gate_opens(options, monkeypatch, thread):
         # and 1.
         (BatchSource, "batch", "prefetch-", lambda call, args: args[1] >= 2),
         (Target, "features", "target-", lambda call, args: args[1].index >= 2),
-        (drafter_loop, "block_losses", "drafter-1", lambda call, args: call >= 2),
+        (forward_backward, "block_losses", "drafter-1", lambda call, args: call >= 2),
     ],
     ids=["prefetch", "target", "drafter"],
 )
@@ -205,14 +205,14 @@ def test_a_target_that_gives_nan_is_named_with_the_row(options, monkeypatch):
 
 
 def test_nan_that_is_not_the_targets_says_so(options, monkeypatch):
-    losses = drafter_loop.block_losses
+    losses = forward_backward.block_losses
     calls = iter(range(10**6))
 
     def broken(*args):
         main, cap, sums = losses(*args)
         return main * (float("nan") if next(calls) == 2 else 1.0), cap, sums
 
-    monkeypatch.setattr(drafter_loop, "block_losses", broken)
+    monkeypatch.setattr(forward_backward, "block_losses", broken)
     assert train(TrainConfig.from_dict(options)) == 1
     log = (Path(options["run"]["output-dir"]) / "train.log").read_text()
     assert "step 2: the gradient's norm is nan; the target's features were finite" in log

@@ -93,7 +93,7 @@ def test_a_second_ctrl_c_leaves_without_saving(options, run_child):
 def test_a_thread_that_will_not_stop_is_named(options, run_child):
     options["run"]["stop-grace-s"] = 1.0
     stuck = (
-        "import threading, dflash.target as target, dflash.drafter_loop as loop\n"
+        "import threading, dflash.target as target, dflash.forward_backward as loop\n"
         "real, calls, stuck = target.Target.features, [], threading.Event()\n"
         "def features(self, batch, **kw):\n"
         "    calls.append(1)\n"
@@ -117,7 +117,7 @@ def test_a_drafter_that_hangs_in_warm_up_is_named(options, run_child):
     options["run"].update({"start-timeout-s": 1.0, "stop-grace-s": 0.5})
     options["devices"]["drafter-gpus"] = "cpu,cpu"
     hang = (
-        "import threading, dflash.drafter_loop as loop\n"
+        "import threading, dflash.forward_backward as loop\n"
         "real = loop.block_losses\n"
         "def hang(*a):\n"
         "    if threading.current_thread().name == 'drafter-1': threading.Event().wait()\n"

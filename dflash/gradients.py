@@ -1,0 +1,88 @@
+"""Gradients of the two parts of the loss, accumulated over micro-batches and replicas."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from dflash.losses import LossSums
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """Unnormalised gradients of the two parts of the loss, one tensor per leaf.
+
+    They are kept apart because each part has a divisor of its own, and CAP's (how much was
+    predicted correctly) is known only once the whole step has been seen.
+    """
+
+    main: list[Tensor]
+    cap: list[Tensor] | None
+
+    @classmethod
+    def zeros(cls, leaves: Iterable[Tensor], *, with_cap: bool) -> Self:
+        """Accumulators for these leaves."""
+        main = [torch.zeros_like(leaf) for leaf in leaves]
+        return cls(main, [torch.zeros_like(g) for g in main] if with_cap else None)
+
+    def with_leaf(self, leaf: Tensor) -> "Gradients":
+        """The same accumulators, and one more for `leaf`."""
+        cap = None if self.cap is None else [*self.cap, torch.zeros_like(leaf)]
+        return Gradients([*self.main, torch.zeros_like(leaf)], cap)
+
+    def add(self, main: Tensor, cap: Tensor, leaves: Sequence[Tensor]) -> None:
+        """Accumulate the gradients of a micro-batch's two loss sums (see dflash.losses)."""
+        _backward(main, None, leaves, self.main, retain_graph=self.cap is not None)
+        if self.cap is not None:
+            _backward(cap, None, leaves, self.cap)
+
+    def add_through(self, made: Tensor, last: "Gradients", leaves: Sequence[Tensor]) -> None:
+        """Accumulate what reaches `leaves` through `made`, whose gradients `last` has last."""
+        _backward(made, last.main[-1], leaves, self.main, retain_graph=self.cap is not None)
+        if self.cap is not None and last.cap is not None:
+            _backward(made, last.cap[-1], leaves, self.cap)
+
+    def normalised(self, sums: LossSums, cap_lambda: float) -> list[Tensor]:
+        """main / sum w + cap_lambda cap / sum of w over correct slots; new tensors."""
+        weight, correct = float(sums.weight), float(sums.correct_weight)
+        total = [g / weight for g in self.main]
+        if self.cap is not None and correct > 0:
+            _accumulate(total, [g * (cap_lambda / correct) for g in self.cap])
+        return total
+
+    @staticmethod
+    def total(parts: "list[Gradients]", device: torch.device) -> "Gradients":
+        """The replicas' gradients summed in rank order: the same bits on every replica."""
+        main = _summed([part.main for part in parts], device)
+        caps = [part.cap for part in parts if part.cap is not None]
+        return Gradients(main, _summed(caps, device) if caps else None)
+
+
+def _backward(
+    output: Tensor,
+    gradient: Tensor | None,
+    leaves: Sequence[Tensor],
+    into: Sequence[Tensor],
+    *,
+    retain_graph: bool = False,
+) -> None:
+    """Backward that adds up in `into`, one tensor per leaf, in place."""
+    for leaf, accumulator in zip(leaves, into, strict=True):
+        leaf.grad = accumulator
+    output.backward(gradient, retain_graph=retain_graph)
+    for leaf in leaves:
+        leaf.grad = None
+
+
+def _summed(parts: list[list[Tensor]], device: torch.device) -> list[Tensor]:
+    total = [gradient.to(device, copy=True) for gradient in parts[0]]
+    for part in parts[1:]:
+        _accumulate(total, [gradient.to(device) for gradient in part])
+    return total
+
+
+def _accumulate(into: Iterable[Tensor], gradients: Iterable[Tensor]) -> None:
+    for total, gradient in zip(into, gradients, strict=True):
+        total += gradient

@@ -1,0 +1,132 @@
+"""The few sizes that compiled layers meet: micro-batches are padded to them.
+
+T context tokens, N blocks of B slots, P = N x B draft slots, F = captured layers x D.
+
+The padding is a document of its own behind all others, with blocks of its own. No other document
+sees it, and its slots weigh nothing, so that it changes neither losses nor gradients.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dflash.anchors import Blocks
+from dflash.attention import TILE
+from dflash.batches import Batch
+from dflash.errors import DflashError
+
+CONTEXT_SIZES = 4
+
+
+class ShapeError(DflashError):
+    """A micro-batch is larger than anything that was compiled for."""
+
+    remedy = "Please report it with the run's log; --compile none trains without fixed sizes."
+
+
+@dataclass(frozen=True)
+class Padded:
+    """A micro-batch at one of the policy's sizes; its slots come in chunks of `Blocks`."""
+
+    features_TF: Tensor
+    document_T: Tensor
+    position_T: Tensor
+    chunks: list[Blocks]
+
+
+@dataclass(frozen=True)
+class ShapePolicy:
+    """Sizes to compile for: each length of the context with one number of blocks.
+
+    Attributes:
+        contexts: tokens, ascending; the next larger one is taken.
+        blocks: draft blocks that run at once; more of them run in several chunks.
+        padding: the part of all the run's draft slots, and of its context tokens, that is padding.
+    """
+
+    contexts: tuple[int, ...]
+    blocks: int
+    block_size: int
+    padding: tuple[float, float] = (0.0, 0.0)
+
+    @classmethod
+    def of(
+        cls, tokens: np.ndarray, blocks: np.ndarray, *, block_size: int, chunk_slots: int
+    ) -> Self:
+        """Sizes for micro-batches of so many tokens and blocks each.
+
+        Args:
+            chunk_slots: at most so many slots run at once, but for rounding up to whole tiles.
+        """
+        quantiles = np.linspace(0, 1, CONTEXT_SIZES + 1)[1:]
+        # Room for at least one token of padding: the padding's blocks need an anchor.
+        wanted = np.quantile(tokens, quantiles, method="higher") + 1
+        contexts = np.unique(_rounded_up(wanted, TILE))
+        most = int(blocks.max())
+        chunks = math.ceil(most * block_size / chunk_slots)
+        step = math.lcm(TILE, block_size) // block_size
+        size = int(_rounded_up(np.array(math.ceil(most / chunks)), step))
+        padded_slots = np.ceil(blocks / size).sum() * size
+        padded_tokens = contexts[np.searchsorted(contexts, tokens + 1)].sum()
+        padding = (1 - blocks.sum() / padded_slots, 1 - tokens.sum() / padded_tokens)
+        return cls(
+            tuple(contexts.tolist()), size, block_size, (float(padding[0]), float(padding[1]))
+        )
+
+    def __str__(self) -> str:
+        contexts = ", ".join(map(str, self.contexts))
+        slots, tokens = self.padding
+        return (
+            f"{self.blocks * self.block_size} draft slots at once, contexts of {contexts} tokens; "
+            f"{slots:.0%} of the slots and {tokens:.0%} of the tokens are padding"
+        )
+
+    def context(self, tokens: int) -> int:
+        """The length that a context of so many tokens is padded to. Raises ShapeError."""
+        for length in self.contexts:
+            if tokens < length:
+                return length
+        raise ShapeError(
+            f"a micro-batch of {tokens} tokens was not foreseen: contexts hold at most "
+            f"{self.contexts[-1] - 1}"
+        )
+
+    def padded(self, features_TF: Tensor, batch: Batch) -> Padded:
+        """The micro-batch at the policy's sizes. Raises ShapeError."""
+        tokens = len(batch.tokens_T)
+        missing = self.context(tokens) - tokens
+        document = len(batch.lengths)
+        return Padded(
+            F.pad(features_TF, (0, 0, 0, missing)),
+            F.pad(batch.document_T, (0, missing), value=document),
+            F.pad(batch.position_T, (0, missing)),
+            list(self._chunks(batch.blocks, anchor=tokens)),
+        )
+
+    def _chunks(self, blocks: Blocks, anchor: int) -> Iterator[Blocks]:
+        """Chunks of one size; the last is filled up with blocks at `anchor` that weigh nothing."""
+        for start in range(0, len(blocks.anchor_N), self.blocks):
+            yield blocks.part(slice(start, start + self.blocks)).filled_up(self.blocks, anchor)
+
+    def example(self, context: int, features_TF: Tensor) -> Padded:
+        """A micro-batch of padding alone: so many tokens, their features like those."""
+        device = features_TF.device
+        nothing_T = torch.zeros(context, dtype=torch.long, device=device)
+        anchor_N = nothing_T[:1].expand(self.blocks).contiguous()
+        blocks_NB = torch.zeros(self.blocks, self.block_size, dtype=torch.long, device=device)
+        return Padded(
+            features_TF.new_zeros(context, features_TF.shape[1]),
+            nothing_T,
+            nothing_T,
+            [Blocks(anchor_N, blocks_NB, blocks_NB, blocks_NB.float())],
+        )
+
+
+def _rounded_up(sizes: np.ndarray, to: int) -> np.ndarray:
+    return -(-sizes // to) * to

@@ -1,0 +1,59 @@
+"""CUDA streams: one per thread, and how tensors go from one to another. No-ops on the CPU."""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from torch import Tensor
+
+
+@contextmanager
+def own_stream(device: torch.device) -> Iterator[None]:
+    """Within, the calling thread works on `device`, on a stream that no other thread uses."""
+    if device.type != "cuda":
+        yield
+        return
+    with torch.cuda.device(device), torch.cuda.stream(torch.cuda.Stream(device)):
+        yield
+
+
+@dataclass(frozen=True)
+class Ready:
+    """The moment, in a stream's order, from which tensors hold their values.
+
+    The thread that made them takes it with `after`; whoever reads them on another stream calls
+    `wait` first. The host waits for nothing.
+    """
+
+    event: torch.cuda.Event | None
+
+    @classmethod
+    def after(cls, device: torch.device) -> Self:
+        """When all work queued so far on this thread's stream of `device` is done."""
+        if device.type != "cuda":
+            return cls(None)
+        event = torch.cuda.Event()
+        event.record(torch.cuda.current_stream(device))
+        return cls(event)
+
+    def wait(self, *devices: torch.device) -> None:
+        """Let this thread's streams of these devices wait; those on the CPU need not."""
+        for device in devices:
+            if self.event is not None and device.type == "cuda":
+                self.event.wait(torch.cuda.current_stream(device))
+
+
+NOTHING_TO_WAIT_FOR = Ready(None)
+
+
+def keep_for_this_stream(tensors: Iterable[Tensor]) -> None:
+    """Tell the allocator that this thread's stream reads tensors that another stream made.
+
+    Otherwise it would give their memory, once they are dropped, to the maker's next tensors, while
+    this stream may still be reading.
+    """
+    for tensor in tensors:
+        if tensor.is_cuda:
+            tensor.record_stream(torch.cuda.current_stream(tensor.device))

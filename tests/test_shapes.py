@@ -1,0 +1,118 @@
+"""Micro-batches at the sizes that are compiled for: which sizes, and that padding is nothing."""
+
+import numpy as np
+import pytest
+import torch
+
+from dflash.attention import TILE
+from dflash.batches import TargetFeatures
+from dflash.forward_backward import ForwardBackward
+from dflash.shapes import ShapeError, ShapePolicy
+from dflash.target import FrozenHead
+
+
+def policy(tokens, blocks, *, block_size=16, chunk_slots=16384):
+    return ShapePolicy.of(
+        np.array(tokens), np.array(blocks), block_size=block_size, chunk_slots=chunk_slots
+    )
+
+
+def test_every_context_fits_and_every_length_is_of_whole_tiles():
+    tokens = np.random.default_rng(0).integers(2, 50000, 500)
+    shapes = policy(tokens, np.full(500, 9))
+    assert len(shapes.contexts) == 4
+    assert all(length % TILE == 0 for length in shapes.contexts)
+    for count in tokens:
+        assert count < shapes.context(count) <= shapes.contexts[-1]
+
+
+def test_equal_batches_need_one_length():
+    assert policy([300] * 9, [5] * 9).contexts == (384,)
+
+
+@pytest.mark.parametrize(("tokens", "length"), [(383, 384), (384, 512)])
+def test_there_is_room_for_the_paddings_anchor(tokens, length):
+    assert policy([tokens], [5]).contexts == (length,)
+
+
+@pytest.mark.parametrize(
+    ("most", "block_size", "chunk_slots", "blocks"),
+    [
+        (512, 16, 16384, 512),  # all at once
+        (3, 16, 16384, 8),  # up to a whole tile
+        (2048, 16, 16384, 1024),  # two chunks
+        (1025, 16, 16384, 520),  # two chunks, and little padding
+        (100, 10, 500, 64),  # whole blocks in whole tiles: 640 slots
+    ],
+)
+def test_chunks_are_equal_and_of_whole_tiles(most, block_size, chunk_slots, blocks):
+    shapes = policy([100], [most], block_size=block_size, chunk_slots=chunk_slots)
+    assert shapes.blocks == blocks
+    assert shapes.blocks * block_size % TILE == 0
+
+
+def test_it_says_how_much_is_padding():
+    assert str(policy([200, 255], [5, 8])) == (
+        "128 draft slots at once, contexts of 256 tokens; 19% of the slots and 11% of the tokens "
+        "are padding"
+    )
+
+
+def test_a_batch_that_was_not_foreseen_is_refused():
+    with pytest.raises(ShapeError, match="a micro-batch of 400 tokens was not foreseen") as caught:
+        policy([300], [5]).context(400)
+    assert "--compile none" in caught.value.remedy
+
+
+@pytest.fixture
+def case(train_config, drafter_shape, make_batch):
+    """(make a ForwardBackward with sizes or without, features of a batch with soft labels)."""
+    from dflash.drafter import build_drafter
+
+    shape = drafter_shape(sliding_window=6, num_layers=3)
+    config = train_config(objective={"use-soft-labels": True, "cap-lambda": 0.3})
+    random = torch.Generator().manual_seed(0)
+    embedding_VD = torch.randn(shape.vocab_size, shape.hidden_size, generator=random)
+    head = FrozenHead(embedding_VD, embedding_VD)
+    batch = make_batch([30, 9, 41], block_size=shape.block_size, vocab_size=shape.vocab_size)
+    tokens = len(batch.tokens_T)
+    features = TargetFeatures(
+        batch,
+        torch.randn(tokens, 2 * shape.hidden_size, generator=random),
+        torch.randn(tokens, shape.hidden_size, generator=random),
+    )
+
+    def make(shapes, backend="eager", device="cpu"):
+        device = torch.device(device)
+        drafter = build_drafter(shape, seed=1, device=device)
+        on_device = head.to(device, torch.float32)
+        return ForwardBackward(drafter, on_device, config, torch.float32, shapes, backend)
+
+    return make, features
+
+
+def sums_and_gradients(forward_backward, features, device="cpu"):
+    gradients = forward_backward.new_gradients()
+    sums = forward_backward(features.received(torch.device(device)), 0.1, gradients)
+    return [vars(sums), gradients.main, gradients.cap]
+
+
+@pytest.mark.parametrize("blocks", [32, 64])
+def test_padding_and_chunks_change_neither_losses_nor_gradients(case, blocks):
+    make, features = case
+    assert len(features.batch.blocks.anchor_N) % blocks
+    shapes = ShapePolicy((128,), blocks, 4)
+    torch.testing.assert_close(
+        sums_and_gradients(make(shapes), features), sums_and_gradients(make(None), features)
+    )
+
+
+@pytest.mark.gpu
+def test_compiled_on_the_gpu_they_change_neither(case):
+    """FlexAttention, static sizes and two chunks, against the dense path on the CPU."""
+    make, features = case
+    compiled = make(ShapePolicy((128,), 32, 4), "inductor", "cuda")
+    compiled.warm_up(features.received(torch.device("cuda")), lambda _phase: None)
+    got = sums_and_gradients(compiled, features, "cuda")
+    expected = sums_and_gradients(make(None), features)
+    torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-4, check_device=False)
