@@ -31,7 +31,7 @@ static: .venv/test.stamp
 	$(BIN)/lint-imports
 
 gpu:
-	DFLASH_REQUIRE_GPU=1 $(PYTHON) -m pytest -m gpu
+	DFLASH_REQUIRE_GPU=1 $(PYTHON) -m pytest -m gpu -n 4
 
 clean:
 	rm -rf .venv .demo

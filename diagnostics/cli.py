@@ -5,9 +5,10 @@ from collections.abc import Callable
 
 import click
 
-from diagnostics.probes import env
+from diagnostics.probes import env, preflight
 from diagnostics.probes.fxrace.command import fxrace
 from diagnostics.render import json, text
+from diagnostics.stacks.command import stacks
 from diagnostics.verdict import EXIT_CODES, Verdict
 
 
@@ -30,4 +31,6 @@ def _add_probe(name: str, probe: Callable[[], Verdict]) -> None:
 
 
 _add_probe("env", env.probe)
+_add_probe("preflight", preflight.probe)
 main.add_command(fxrace)
+main.add_command(stacks)

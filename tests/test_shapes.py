@@ -69,7 +69,9 @@ def case(train_config, drafter_shape, make_batch):
     """(make a ForwardBackward with sizes or without, features of a batch with soft labels)."""
     from dflash.drafter import build_drafter
 
-    shape = drafter_shape(sliding_window=6, num_layers=3)
+    shape = drafter_shape(
+        sliding_window=6, num_layers=3, head_dim=16
+    )  # the least FlexAttention takes
     config = train_config(objective={"use-soft-labels": True, "cap-lambda": 0.3})
     random = torch.Generator().manual_seed(0)
     embedding_VD = torch.randn(shape.vocab_size, shape.hidden_size, generator=random)

@@ -1,0 +1,95 @@
+"""py-spy as a child: it never stops the process it looks at, nor outlives its time limit."""
+
+import importlib.metadata
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from diagnostics.stacks.threads import Frame, Thread
+
+OVERRIDE = "DFLASH_PY_SPY"
+
+
+class Refused(Exception):
+    """No stacks could be read; `remedy` says what would help."""
+
+    def __init__(self, reason: str, remedy: str = "") -> None:
+        super().__init__(reason)
+        self.remedy = remedy
+
+
+def dump(pid: int, *, native: bool = False, timeout_s: float = 20.0) -> list[Thread]:
+    """The threads of a process, which goes on running meanwhile.
+
+    With `native`, C frames are shown as well; for that py-spy has to stop the process for some
+    tenths of a second, so ask without it first. Raises Refused.
+    """
+    command = [str(program()), "dump", "--json", "--pid", str(pid)]
+    command.append("--native" if native else "--nonblocking")
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        raise Refused(f"py-spy gave no answer about process {pid} within {timeout_s:g} s") from None
+    if done.returncode:
+        raise Refused(*_why(pid, done.stderr))
+    return [_thread(thread) for thread in json.loads(done.stdout)]
+
+
+def program() -> Path:
+    """py-spy of this environment, or the one that $DFLASH_PY_SPY names. Raises Refused."""
+    for path in _places():
+        if os.access(path, os.X_OK):
+            return path
+    raise Refused(
+        f"py-spy is not installed beside {sys.executable}",
+        f"Type: {sys.executable} -m pip install py-spy, or set {OVERRIDE} to its path.",
+    )
+
+
+def _places() -> Iterator[Path]:
+    if named := os.environ.get(OVERRIDE):
+        yield Path(named)
+        return
+    yield Path(sys.executable).with_name("py-spy")
+    try:
+        files = importlib.metadata.files("py-spy") or []
+    except importlib.metadata.PackageNotFoundError:
+        return
+    yield from (Path(str(file.locate())) for file in files if file.name == "py-spy")
+
+
+def _why(pid: int, said: str) -> tuple[str, str]:
+    """What py-spy's last words mean, and what would help. The wording is that of py-spy 0.4."""
+    last = said.strip().splitlines()[-1] if said.strip() else "no reason given"
+    if not Path(f"/proc/{pid}").exists():
+        return f"there is no process {pid}", ""
+    remedy = ""
+    if "ermission" in last or "EPERM" in last:
+        remedy = (
+            "Run this as the same user or as root; in a container it needs the capability "
+            "SYS_PTRACE (docker run --cap-add SYS_PTRACE); elsewhere see "
+            "/proc/sys/kernel/yama/ptrace_scope."
+        )
+    return f"py-spy cannot read process {pid}: {last}", remedy
+
+
+def _thread(dumped: dict[str, Any]) -> Thread:
+    return Thread(
+        dumped["thread_name"] or "",
+        dumped["os_thread_id"] or dumped["thread_id"],
+        tuple(map(_frame, dumped["frames"])),
+        dumped["owns_gil"],
+        dumped["active"],
+    )
+
+
+def _frame(dumped: dict[str, Any]) -> Frame:
+    name, path = dumped["name"], dumped["filename"]
+    # A native frame lies in a shared library, or in C sources where there are debug symbols.
+    if dumped.get("module") or not path.endswith((".py", ">")):
+        return Frame(name.rpartition("::")[2])
+    return Frame(name.rpartition(".")[2], path, dumped["line"])
