@@ -1,12 +1,14 @@
 # make demo    train a drafter for a real model on the CPU; acceptance length before and after
 # make test    the tests
 # make check   formatting, lint, types and import contracts, then the tests
-# make gpu     the GPU tests, in the Python that PYTHON names: a GPU host brings its own torch
+# make gpu     the GPU tests, in the Python that PYTHON names: a GPU host brings its own torch;
+#              GPUS=2 for those that need two
 #
 # Each sets itself up in .venv, with the versions in ci/constraints.txt, and again only when
 # pyproject.toml or that file changed. Choose the interpreter with PYTHON=python3.12.
 
 PYTHON ?= python3
+GPUS ?= 1
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check \
 	--constraint ci/constraints.txt
@@ -31,7 +33,7 @@ static: .venv/test.stamp
 	$(BIN)/lint-imports
 
 gpu:
-	DFLASH_REQUIRE_GPU=1 $(PYTHON) -m pytest -m gpu -n 4
+	DFLASH_REQUIRE_GPU=$(GPUS) $(PYTHON) -m pytest -m gpu -n 4
 
 clean:
 	rm -rf .venv .demo

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dflash.anchors import Blocks
-from dflash.streams import NOTHING_TO_WAIT_FOR, Ready, keep_for_this_stream
+from dflash.streams import NOTHING_TO_WAIT_FOR, Lanes, Ready, keep_for_this_stream
 
 
 @dataclass(frozen=True)
@@ -70,14 +70,22 @@ class TargetFeatures:
     teacher_TD: Tensor | None
     ready: Ready = NOTHING_TO_WAIT_FOR
 
-    def received(self, device: torch.device) -> "TargetFeatures":
-        """The same features for this thread's stream of `device`: the only copy between devices.
+    def sent_to(self, device: torch.device, lanes: Lanes) -> "TargetFeatures":
+        """Begin the copy to another device, beside the work of this thread's streams."""
+        devices = {tensor.device for tensor in self._held}
+        if devices == {device}:
+            return self
+        with lanes.open({*devices, device}):
+            moved = self.received(device)
+            return replace(moved, ready=Ready.after(device))
 
-        The stream waits until the target's has made them; the host does not.
+    def received(self, device: torch.device) -> "TargetFeatures":
+        """The same features for this thread's stream of `device`.
+
+        The stream waits until the maker's has made them; the host does not.
         """
-        held = [*self.batch.tensors, *self._features]
-        self.ready.wait(*{device, *(tensor.device for tensor in held)})
-        keep_for_this_stream(held)
+        self.ready.wait(*{device, *(tensor.device for tensor in self._held)})
+        keep_for_this_stream(self._held)
         return TargetFeatures(
             self.batch.to(device),
             None if self.features_TF is None else self.features_TF.to(device),
@@ -88,6 +96,10 @@ class TargetFeatures:
     def nbytes(self) -> int:
         """Bytes of the two big tensors."""
         return sum(tensor.nbytes for tensor in self._features)
+
+    @property
+    def _held(self) -> list[Tensor]:
+        return [*self.batch.tensors, *self._features]
 
     @property
     def _features(self) -> list[Tensor]:

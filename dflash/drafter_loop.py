@@ -8,6 +8,7 @@ from operator import xor
 
 import torch
 
+from dflash.all_reduce import Summing
 from dflash.batches import InputCheck, TargetFeatures
 from dflash.checkpoint import Checkpoints, Progress, TrainingState
 from dflash.concurrency import Gate
@@ -57,6 +58,7 @@ class Shared:
     backend: str
     shapes: ShapePolicy | None
     exchange: Exchange
+    summing: Summing
     gate: Gate
     stop: StopRequest
     checkpoints: Checkpoints
@@ -128,7 +130,7 @@ class DrafterTrainLoop:
             # it before the last reference to them is dropped.
             part.ready.wait(self.device, part.sums.weight.device)
         sums = sum((part.sums for part in parts[1:]), start=parts[0].sums)
-        gradients = Gradients.total([part.gradients for part in parts], self.device)
+        gradients = self.shared.summing(self.rank, [part.gradients for part in parts])
         try:
             norm = apply_step(
                 self.drafter,

@@ -1,7 +1,7 @@
 """CUDA streams: one per thread, and how tensors go from one to another. No-ops on the CPU."""
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Self
 
@@ -46,6 +46,23 @@ class Ready:
 
 
 NOTHING_TO_WAIT_FOR = Ready(None)
+
+
+class Lanes:
+    """Streams of one thread for copies between devices, beside its own work on them."""
+
+    def __init__(self) -> None:
+        self._streams: dict[torch.device, torch.cuda.Stream] = {}
+
+    @contextmanager
+    def open(self, devices: Iterable[torch.device]) -> Iterator[None]:
+        """Within, this thread's work on these devices goes to their lanes."""
+        with ExitStack() as stack:
+            for device in devices:
+                if device.type == "cuda":
+                    lane = self._streams.setdefault(device, torch.cuda.Stream(device))
+                    stack.enter_context(torch.cuda.stream(lane))
+            yield
 
 
 def keep_for_this_stream(tensors: Iterable[Tensor]) -> None:

@@ -30,7 +30,7 @@ from dflash.batches import Batch, TargetFeatures
 from dflash.concurrency import Gate
 from dflash.errors import ModelError
 from dflash.routing import RoutedReceiver, RoutedSender
-from dflash.streams import Ready, own_stream
+from dflash.streams import Lanes, Ready, own_stream
 
 log = logging.getLogger(__name__)
 
@@ -251,13 +251,19 @@ def run_target(
     indices: Iterator[int],
     gate: Gate,
     soft_labels: bool,
+    drafters: Sequence[torch.device],
 ) -> None:
-    """TargetForwardLoop: batches in, features out to the drafter whose turn it is."""
+    """TargetForwardLoop: batches in, features out to the drafter whose turn it is.
+
+    The copy to a drafter's device begins here, so that it runs beside the work of both.
+    """
+    lanes = Lanes()
     with batches, features, own_stream(target.device):
         gate.wait()
         for index in indices:
             batch = batches.receive(index).to(target.device)
-            features.send(index, target.features(batch, soft_labels=soft_labels))
+            made = target.features(batch, soft_labels=soft_labels)
+            features.send(index, made.sent_to(drafters[index % len(drafters)], lanes))
 
 
 def _on(tensor: Tensor, device: torch.device) -> Tensor:

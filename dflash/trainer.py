@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from dflash import failures
+from dflash.all_reduce import summing
 from dflash.batches import Batch, TargetFeatures
 from dflash.checkpoint import Checkpoints, TrainingState
 from dflash.compile import install_thread_isolation
@@ -147,6 +149,7 @@ class Run:
         group = TaskGroup("train", run.stop_grace_s)
         names = [f"drafter-{rank}" for rank in range(self.plan.drafters)]
         gate = Gate(group.scope, names, run.start_timeout_s)
+        exchange: Exchange[Any] = Exchange(group.scope, self.plan.drafters, run.stall_timeout_s)
         reporter = self.directory.reporter(self.plan.first_step, self.plan.total_steps)
         shared = Shared(
             config=self.config,
@@ -156,7 +159,8 @@ class Run:
             dtype=self.dtype,
             backend=self.backend,
             shapes=self.shapes,
-            exchange=Exchange(group.scope, self.plan.drafters, run.stall_timeout_s),
+            exchange=exchange,
+            summing=summing(_devices(self.config.devices.drafter_gpus), exchange),
             gate=gate,
             stop=stop,
             checkpoints=self.checkpoints,
@@ -186,12 +190,14 @@ class Run:
         for rank, sender in enumerate(batches[0]):
             share = indices(rank, threads, plan.first_batch, plan.end_batch)
             group.start(run_prefetch, self.source, sender, share, gate, name=f"prefetch-{rank}")
-        soft = config.objective.use_soft_labels
+        soft, drafters = config.objective.use_soft_labels, _devices(config.devices.drafter_gpus)
         for rank, target in enumerate(targets):
             share = indices(rank, len(targets), plan.first_batch, plan.end_batch)
             ends = (batches[1][rank], features[0][rank])
-            group.start(run_target, target, *ends, share, gate, soft, name=f"target-{rank}")
-        for rank, device in enumerate(_devices(config.devices.drafter_gpus)):
+            group.start(
+                run_target, target, *ends, share, gate, soft, drafters, name=f"target-{rank}"
+            )
+        for rank, device in enumerate(drafters):
             loop = DrafterTrainLoop(shared, rank, device, features[1][rank])
             group.start(loop.run, sample, name=loop.name)
 

@@ -13,22 +13,26 @@ import pytest
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip a GPU test where CUDA is missing; fail it where a GPU is promised."""
-    if item.get_closest_marker("gpu") and (reason := why_no_gpu()):
-        if os.environ.get("DFLASH_REQUIRE_GPU") == "1":
-            pytest.fail(f"DFLASH_REQUIRE_GPU=1, but this test {reason}", pytrace=False)
+    """Skip a GPU test where GPUs are missing; fail it where DFLASH_REQUIRE_GPU promises so many."""
+    marker = item.get_closest_marker("gpu")
+    count = marker.args[0] if marker and marker.args else 1
+    if marker and (reason := why_no_gpu(count)):
+        promised = int(os.environ.get("DFLASH_REQUIRE_GPU") or 0)
+        if promised >= count:
+            pytest.fail(f"DFLASH_REQUIRE_GPU={promised}, but this test {reason}", pytrace=False)
         pytest.skip(reason)
 
 
-def why_no_gpu() -> str | None:
-    """Why GPU tests cannot run here, or None; imports torch, so call it for a GPU test only."""
+def why_no_gpu(count: int) -> str | None:
+    """Why tests on so many GPUs cannot run here, or None; imports torch: call it for those only."""
     try:
         import torch
     except ImportError as error:
         return f"needs CUDA: {error}"
-    return (
-        None if torch.cuda.is_available() else f"needs CUDA: none seen by torch {torch.__version__}"
-    )
+    if not torch.cuda.is_available():
+        return f"needs CUDA: none seen by torch {torch.__version__}"
+    seen = torch.cuda.device_count()
+    return f"needs {count} GPUs: {seen} seen" if seen < count else None
 
 
 @pytest.fixture

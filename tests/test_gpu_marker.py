@@ -9,7 +9,11 @@ import pytest
 CONFTEST = Path(__file__).with_name("conftest.py")
 GPU_TEST = "import pytest\n@pytest.mark.gpu\ndef test_on_gpu(): pass\n"
 PLAIN_TEST = "import sys\ndef test_plain(): assert 'torch' not in sys.modules\n"
-TORCH = "__version__ = '9.9'\nclass cuda:\n    is_available = staticmethod(lambda: {cuda})\n"
+TWO_GPUS = "import pytest\n@pytest.mark.gpu(2)\ndef test_on_two(): pass\n"
+TORCH = (
+    "__version__ = '9.9'\nclass cuda:\n    is_available = staticmethod(lambda: {cuda})\n"
+    "    device_count = staticmethod(lambda: 1)\n"
+)
 
 
 @pytest.fixture
@@ -53,3 +57,10 @@ def test_with_cuda_a_gpu_test_runs(run_child, environ):
 def test_torch_is_not_imported_for_other_tests(run_child):
     code, output = run_child(PLAIN_TEST, cuda=True, DFLASH_REQUIRE_GPU="1")
     assert code == 0, output
+
+
+@pytest.mark.parametrize(("promised", "code"), [("1", 0), ("2", 1)])
+def test_on_one_gpu_a_test_for_two_is_skipped_unless_two_were_promised(run_child, promised, code):
+    got, output = run_child(TWO_GPUS, cuda=True, DFLASH_REQUIRE_GPU=promised)
+    assert got == code
+    assert "needs 2 GPUs: 1 seen" in output

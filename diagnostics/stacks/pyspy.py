@@ -64,7 +64,9 @@ def _places() -> Iterator[Path]:
 
 def _why(pid: int, said: str) -> tuple[str, str]:
     """What py-spy's last words mean, and what would help. The wording is that of py-spy 0.4."""
-    last = said.strip().splitlines()[-1] if said.strip() else "no reason given"
+    lines = said.strip().splitlines() or ["no reason given"]
+    # Causes and a backtrace follow the first line.
+    last = " ".join(line.strip() for line in lines[:3] if "backtrace" not in line.lower())
     if not Path(f"/proc/{pid}").exists():
         return f"there is no process {pid}", ""
     remedy = ""

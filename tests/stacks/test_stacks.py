@@ -52,7 +52,11 @@ def settled(pid, wanted, native=False):
     """Findings by thread, once all of `wanted` are seen: the last words come before the wait."""
     deadline_s = time.monotonic() + SETTLES_S
     while True:
-        findings = {str(f.thread): f for f in map(classify, pyspy.dump(pid, native=native))}
+        try:
+            findings = {str(f.thread): f for f in map(classify, pyspy.dump(pid, native=native))}
+        except pyspy.Refused:  # now and then, of a process that is just loading libraries
+            assert time.monotonic() < deadline_s
+            continue
         seen = {name: finding.state for name, finding in findings.items()}
         if wanted <= seen.items() or time.monotonic() > deadline_s:
             return findings

@@ -1,0 +1,73 @@
+"""Summing the replicas' gradients: by NCCL where each has a GPU of its own, else by copies."""
+
+import logging
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+from torch.cuda import nccl
+
+from dflash.gradients import Gradients
+from dflash.replicas import Exchange
+from dflash.streams import Ready
+
+log = logging.getLogger(__name__)
+
+Summing = Callable[[int, list[Gradients]], Gradients]
+"""(rank, everyone's gradients by rank, safe to read on this thread's stream) -> their sum."""
+
+
+def summing(devices: Sequence[torch.device], exchange: Exchange[list[Ready] | None]) -> Summing:
+    """How replicas on these devices sum their gradients, with the reason in the log."""
+    if len(devices) == 1:
+        return lambda _rank, parts: parts[0]
+    gpus = {device for device in devices if device.type == "cuda"}
+    if len(gpus) == len(devices) and nccl.is_available([torch.empty(1, device=d) for d in devices]):
+        log.info("gradients: summed by NCCL %s", ".".join(map(str, nccl.version())))
+        return AllReduce(devices, exchange)
+    log.info("gradients: summed by copies, not every drafter has a GPU of its own")
+    return lambda rank, parts: Gradients.total(parts, devices[rank])
+
+
+class AllReduce:
+    """NCCL's all-reduce within one process, in place: the same bits on every replica.
+
+    Drafter 0's thread issues it for all, once everyone has brought gradients: NCCL's communicators
+    have no lock, and a replica that never comes would leave the others' kernels spinning. It runs
+    on streams of its own, which the replicas' streams wait for.
+    """
+
+    def __init__(
+        self, devices: Sequence[torch.device], exchange: Exchange[list[Ready] | None]
+    ) -> None:
+        self.devices, self.exchange = devices, exchange
+        self.streams = [torch.cuda.Stream(device) for device in devices]
+        # Here, before any thread runs: making the communicators synchronises every device.
+        self._sum([torch.ones(1, device=device) for device in devices])
+        for stream in self.streams:
+            stream.synchronize()
+
+    def __call__(self, rank: int, parts: list[Gradients]) -> Gradients:
+        """The sum, in this rank's own tensors. Raises Cancelled."""
+        done = self._issue(parts) if rank == 0 else None
+        ready = self.exchange.gather(rank, done, "sum of gradients")[0]
+        assert ready is not None
+        ready[rank].wait(self.devices[rank])
+        return parts[rank]
+
+    def _issue(self, parts: list[Gradients]) -> list[Ready]:
+        for device, stream in zip(self.devices, self.streams, strict=True):
+            # This thread's stream of the device has waited for the replica that made the gradients.
+            stream.wait_stream(torch.cuda.current_stream(device))
+        for tensors in zip(*(part.main for part in parts), strict=True):
+            self._sum(tensors)
+        for tensors in zip(*(part.cap or [] for part in parts), strict=True):
+            self._sum(tensors)
+        ready = []
+        for device, stream in zip(self.devices, self.streams, strict=True):
+            with torch.cuda.stream(stream):
+                ready.append(Ready.after(device))
+        return ready
+
+    def _sum(self, tensors: Sequence[Tensor]) -> None:
+        nccl.all_reduce(tensors, streams=self.streams)
