@@ -20,7 +20,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 LAYOUTS = (("0", "0"), ("0", "1"), ("0", "0,1"), ("0,1", "0,1"))
 STAGES = ("prefetch", "target", "drafter")
-VOCABULARY, MAX_LENGTH = 65536, 2048
+VOCABULARY, LENGTH, ROWS = 65536, 1536, 10
 
 
 def main() -> None:
@@ -38,7 +38,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         target, data = Path(scratch, "target"), Path(scratch, "data")
         make_target(target, arguments.hidden, arguments.target_layers)
-        make_data(data, rows=arguments.steps * 24)
+        make_data(data, rows=arguments.steps * 2 * ROWS)
         print("target  drafters  tokens/s  ratio  stall prefetch  target  drafter", flush=True)
         first = None
         for targets, drafters in LAYOUTS:
@@ -92,7 +92,7 @@ def make_target(directory: Path, hidden: int, layers: int) -> None:
 
 
 def make_data(directory: Path, rows: int) -> None:
-    """Random completions, a quarter of each a prompt."""
+    """Random completions of one length, a quarter of each a prompt."""
     import numpy as np
 
     from dflash.data.completions import Completion, write_completions
@@ -100,9 +100,8 @@ def make_data(directory: Path, rows: int) -> None:
     random = np.random.default_rng(0)
     done = []
     for i in range(rows):
-        length = int(random.integers(MAX_LENGTH // 2, MAX_LENGTH))
-        mask = [0] * (length // 4) + [1] * (length - length // 4)
-        tokens = random.integers(2, VOCABULARY, length).tolist()
+        mask = [0] * (LENGTH // 4) + [1] * (LENGTH - LENGTH // 4)
+        tokens = random.integers(2, VOCABULARY, LENGTH).tolist()
         done.append(Completion(str(i), "", tokens, mask))
     write_completions(directory, done, {})
 
@@ -117,8 +116,8 @@ def train(target: Path, data: Path, output: Path, targets: str, drafters: str) -
         "--drafter-gpus": drafters,
         "--mask-token-id": 1,
         "--epochs": 1,
-        "--token-budget": 16384,
-        "--max-seq-len": MAX_LENGTH,
+        "--token-budget": ROWS * LENGTH,
+        "--max-seq-len": LENGTH,
         "--max-anchors": 128,
         "--grad-accum": 2 // len(drafters.split(",")),
         "--log-interval": 1,

@@ -36,7 +36,7 @@ def dump(pid: int, *, native: bool = False, timeout_s: float = 20.0) -> list[Thr
         raise Refused(f"py-spy gave no answer about process {pid} within {timeout_s:g} s") from None
     if done.returncode:
         raise Refused(*_why(pid, done.stderr))
-    return [_thread(thread) for thread in json.loads(done.stdout)]
+    return [thread(dumped) for dumped in json.loads(done.stdout)]
 
 
 def program() -> Path:
@@ -79,7 +79,8 @@ def _why(pid: int, said: str) -> tuple[str, str]:
     return f"py-spy cannot read process {pid}: {last}", remedy
 
 
-def _thread(dumped: dict[str, Any]) -> Thread:
+def thread(dumped: dict[str, Any]) -> Thread:
+    """One thread of py-spy's JSON."""
     return Thread(
         dumped["thread_name"] or "",
         dumped["os_thread_id"] or dumped["thread_id"],
