@@ -3,7 +3,7 @@
 import logging
 import time
 from dataclasses import dataclass
-from functools import partial, reduce
+from functools import reduce
 from operator import xor
 
 import torch
@@ -16,6 +16,7 @@ from dflash.config import TrainConfig
 from dflash.drafter import Drafter, DrafterConfig, build_drafter
 from dflash.forward_backward import ForwardBackward
 from dflash.gradients import Gradients
+from dflash.heartbeat import started, waiting, working
 from dflash.heldout import HeldOut
 from dflash.losses import LossSums
 from dflash.metrics import StepMetrics
@@ -97,9 +98,8 @@ class DrafterTrainLoop:
             self._save(self.shared.plan.total_steps)
 
     def _start(self, sample: TargetFeatures) -> None:
-        gate = self.shared.gate
         started_s = time.monotonic()
-        gate.phase(self.name, "building the drafter")
+        self._phase("building the drafter")
         self.drafter = build_drafter(
             self.shared.shape, seed=self.config.data.seed, device=self.device
         )
@@ -107,19 +107,25 @@ class DrafterTrainLoop:
             self.drafter.load_state_dict(self.shared.initial.state_dict())
         self.optimizer = make_optimizer(self.drafter, self.config.optimizer)
         if self.shared.resume_from is not None:
-            gate.phase(self.name, "loading the checkpoint")
+            self._phase("loading the checkpoint")
             self.shared.resume_from.restore(self.drafter, self.optimizer)
         shared = self.shared
         self.head = shared.head.to(self.device, shared.dtype)
         self.forward_backward = ForwardBackward(
             self.drafter, self.head, self.config, shared.dtype, shared.shapes, shared.backend
         )
-        self.forward_backward.warm_up(sample.received(self.device), partial(gate.phase, self.name))
+        self.forward_backward.warm_up(sample.received(self.device), self._phase)
         log.info(
             "ready after %.1f s, compiled with: %s", time.monotonic() - started_s, shared.backend
         )
-        gate.arrive(self.name)
-        gate.wait()
+        shared.gate.arrive(self.name)
+        waiting("the start-up gate")
+        shared.gate.wait()
+        started()
+
+    def _phase(self, text: str) -> None:
+        self.shared.gate.phase(self.name, text)
+        working(text)
 
     def _step(self, step: int) -> bool:
         """One optimizer step over all replicas; True when it was the last because of a stop."""
@@ -131,6 +137,7 @@ class DrafterTrainLoop:
             part.ready.wait(self.device, part.sums.weight.device)
         sums = sum((part.sums for part in parts[1:]), start=parts[0].sums)
         gradients = self.shared.summing(self.rank, [part.gradients for part in parts])
+        working(f"update of step {step + 1}")
         try:
             norm = apply_step(
                 self.drafter,
@@ -157,6 +164,7 @@ class DrafterTrainLoop:
         for i in range(plan.grad_accum):
             index = step * plan.per_step + i * plan.drafters + self.rank
             features = self.features.receive(index).received(self.device)
+            working(f"forward and backward of batch {index}")
             inputs.append(InputCheck.of(features))
             sums += self.forward_backward(features, self._noise_scale(step), gradients)
             tokens += len(features.batch.tokens_T)
@@ -190,6 +198,7 @@ class DrafterTrainLoop:
 
     def _save(self, step: int) -> None:
         if self.rank == 0:
+            working(f"saving step {step}")
             progress = Progress(step, step * self.shared.plan.per_step)
             self.shared.checkpoints.save(self.drafter, self.optimizer, progress)
 
@@ -198,6 +207,7 @@ class DrafterTrainLoop:
         held_out, every = self.shared.held_out, self.config.evaluation.eval_every
         if held_out is None or (done % every and done < self.shared.plan.total_steps):
             return {}
+        working(f"evaluation after step {done}")
         measured = held_out.measure(self.drafter, self.head)
         log.info(
             "step %d: held-out tau %.3f over %d rows by replay, which took %.1f s",

@@ -16,6 +16,7 @@ from dflash.config import TrainConfig
 from dflash.data.completions import Completions
 from dflash.data.plan import BatchPlan, plan_batches
 from dflash.errors import DataError
+from dflash.heartbeat import started, waiting, working
 from dflash.randomness import ANCHORS, generator
 from dflash.routing import RoutedSender
 
@@ -135,6 +136,9 @@ def run_prefetch(
 ) -> None:
     """One of the prefetch threads: makes its share of the batches."""
     with output:
+        waiting("the start-up gate")
         gate.wait()
+        started()
         for index in indices:
+            working(f"batch {index}")
             output.send(index, source.batch(index))

@@ -9,6 +9,7 @@ from torch import nn
 
 from dflash.concurrency import Scope
 from dflash.errors import DflashError
+from dflash.heartbeat import waiting
 
 T = TypeVar("T")
 
@@ -45,6 +46,7 @@ class Exchange(Generic[T]):
     def gather(self, rank: int, value: T, what: str) -> list[T]:
         """Everyone's value of this round; `what` names it in errors. Raises Cancelled."""
         started_s = time.monotonic()
+        waiting(f"the other drafters' {what}")
         with self.scope.changed:
             this_round = self._round
             self._brought[rank] = value

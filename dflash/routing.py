@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Generic, Self, TypeVar
 
 from dflash.concurrency import ChannelBroken, EndOfChannel, Receiver, Scope, Sender, channel
+from dflash.heartbeat import waiting
 from dflash.sections import RunConfig
 
 T = TypeVar("T")
@@ -58,6 +59,7 @@ class RoutedSender(_Ends[Sender], Generic[T]):
 
     def send(self, index: int, item: T) -> None:
         """Send item `index` to the consumer whose turn it is."""
+        waiting(f"room for item {index}")
         self._ends[index % len(self._ends)].send(item)
 
 
@@ -66,6 +68,7 @@ class RoutedReceiver(_Ends[Receiver], Generic[T]):
 
     def receive(self, index: int) -> T:
         """Item `index`. Raises ChannelBroken when its producer ended before sending it."""
+        waiting(f"item {index}")
         try:
             item: T = self._ends[index % len(self._ends)].receive()
         except EndOfChannel as end:

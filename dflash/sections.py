@@ -208,6 +208,12 @@ class RunConfig(Section):
     stop_grace_s: float = option(
         10.0, help="limit for threads to end once told to", unit="seconds", above=0
     )
+    on_stuck: str = option(
+        "abort",
+        help="what the watchdog does about a loop that is past its limit, once it has written all "
+        "stacks: end the run, or only say so; off starts no watchdog",
+        choices=("abort", "dump", "off"),
+    )
     replica_check_interval: int = option(
         100, help="steps between two checks that replicas are equal", unit="steps", at_least=1
     )

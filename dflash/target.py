@@ -29,6 +29,7 @@ from transformers import (
 from dflash.batches import Batch, TargetFeatures
 from dflash.concurrency import Gate
 from dflash.errors import ModelError
+from dflash.heartbeat import started, waiting, working
 from dflash.routing import RoutedReceiver, RoutedSender
 from dflash.streams import Lanes, Ready, own_stream
 
@@ -259,9 +260,12 @@ def run_target(
     """
     lanes = Lanes()
     with batches, features, own_stream(target.device):
+        waiting("the start-up gate")
         gate.wait()
+        started()
         for index in indices:
             batch = batches.receive(index).to(target.device)
+            working(f"forward of batch {index}")
             made = target.features(batch, soft_labels=soft_labels)
             features.send(index, made.sent_to(drafters[index % len(drafters)], lanes))
 

@@ -2,7 +2,7 @@
 
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from dflash import failures
+from dflash import failures, heartbeat
 from dflash.all_reduce import summing
 from dflash.batches import Batch, TargetFeatures
 from dflash.checkpoint import Checkpoints, TrainingState
@@ -20,6 +20,7 @@ from dflash.config import TrainConfig, config_hash
 from dflash.drafter import Drafter, DrafterConfig
 from dflash.drafter_loop import DrafterTrainLoop, Shared
 from dflash.errors import Exit
+from dflash.heartbeat import Heartbeat
 from dflash.heldout import HeldOut, open_held_out
 from dflash.manifest import collect
 from dflash.metrics import Waits
@@ -40,8 +41,10 @@ from dflash.shapes import ShapePolicy
 from dflash.steps import StepPlan
 from dflash.stop import StopRequest, on_signals
 from dflash.target import Target, load_targets, run_target, target_digest
+from dflash.watched import watched
 
 log = logging.getLogger(__name__)
+AHEAD = 0.9
 
 
 def train(config: TrainConfig) -> int:
@@ -169,15 +172,26 @@ class Run:
             initial=models.initial,
             held_out=models.held_out,
         )
+        beats = self._heartbeat()
         try:
-            with on_signals(stop, group.scope, gate), group:
-                self._start(group, shared, models.targets)
+            with (
+                on_signals(stop, group.scope, gate),
+                watched(self.directory.path, run, group.scope),
+                group,
+            ):
+                self._start(group, beats, shared, models.targets)
         finally:
             reporter.close()
         return self._outcome(stop, group.scope.reason)
 
-    def _start(self, group: TaskGroup, shared: Shared, targets: list[Target]) -> None:
+    def _start(
+        self, group: TaskGroup, beats: Heartbeat, shared: Shared, targets: list[Target]
+    ) -> None:
         """Make the channels and start every thread: prefetch-P, target-T, drafter-D."""
+
+        def start(fn: Callable[..., object], *args: Any, name: str) -> None:
+            group.start(beats.run, name, fn, *args, name=name)
+
         config, plan, gate = self.config, self.plan, shared.gate
         threads = config.data.num_prefetch_threads
         batches: Routes[Batch] = routes(group.scope, threads, len(targets), "batches", config.run)
@@ -189,17 +203,30 @@ class Run:
         _watch(shared, batches, features)
         for rank, sender in enumerate(batches[0]):
             share = indices(rank, threads, plan.first_batch, plan.end_batch)
-            group.start(run_prefetch, self.source, sender, share, gate, name=f"prefetch-{rank}")
+            start(run_prefetch, self.source, sender, share, gate, name=f"prefetch-{rank}")
         soft, drafters = config.objective.use_soft_labels, _devices(config.devices.drafter_gpus)
         for rank, target in enumerate(targets):
             share = indices(rank, len(targets), plan.first_batch, plan.end_batch)
             ends = (batches[1][rank], features[0][rank])
-            group.start(
-                run_target, target, *ends, share, gate, soft, drafters, name=f"target-{rank}"
-            )
+            start(run_target, target, *ends, share, gate, soft, drafters, name=f"target-{rank}")
         for rank, device in enumerate(drafters):
             loop = DrafterTrainLoop(shared, rank, device, features[1][rank])
-            group.start(loop.run, sample, name=loop.name)
+            start(loop.run, sample, name=loop.name)
+
+    def _heartbeat(self) -> Heartbeat:
+        """One slot for each loop. The watchdog is a little ahead of those who wait for a loop."""
+        run, threads = self.config.run, self.config.data.num_prefetch_threads
+        counts = {
+            "prefetch": threads,
+            "target": len(self.config.devices.target_gpus),
+            "drafter": self.plan.drafters,
+        }
+        return Heartbeat(
+            self.directory.path / heartbeat.FILE,
+            [f"{stage}-{rank}" for stage, count in counts.items() for rank in range(count)],
+            start_limit_s=AHEAD * run.start_timeout_s,
+            limit_s=AHEAD * run.stall_timeout_s,
+        )
 
     def _warm_up_sample(self, target: Target) -> TargetFeatures:
         """Features for the drafters to warm up with, before any other thread runs."""

@@ -76,6 +76,7 @@ SURFACE = {
         "--start-timeout-s": 1800.0,
         "--stall-timeout-s": 600.0,
         "--stop-grace-s": 10.0,
+        "--on-stuck": "abort",
         "--replica-check-interval": 100,
     },
     "logging": {

@@ -5,11 +5,14 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from diagnostics.stacks.threads import Frame, Thread
+from diagnostics.stacks.proc import look
+from diagnostics.stacks.threads import Frame, Kernel, Thread
 
 OVERRIDE = "DFLASH_PY_SPY"
 
@@ -22,14 +25,33 @@ class Refused(Exception):
         self.remedy = remedy
 
 
-def dump(pid: int, *, native: bool = False, timeout_s: float = 20.0) -> list[Thread]:
-    """The threads of a process, which goes on running meanwhile.
+def sample(pid: int, *, native: bool = False, apart_s: float = 0.3) -> list[Thread]:
+    """The threads, looked at twice: each knows whether it moved, and what the kernel says of it.
 
-    With `native`, C frames are shown as well; for that py-spy has to stop the process for some
-    tenths of a second, so ask without it first. Raises Refused.
+    The process goes on running meanwhile. Raises Refused.
+    """
+    before = {thread.tid: (thread, look(pid, thread.tid)) for thread in dump(pid)}
+    time.sleep(apart_s)
+    return [_compared(thread, pid, before) for thread in dump(pid, native=native)]
+
+
+def _compared(thread: Thread, pid: int, before: dict[int, tuple[Thread, Kernel]]) -> Thread:
+    kernel = look(pid, thread.tid)
+    if thread.tid not in before:
+        return replace(thread, kernel=kernel)
+    earlier, earlier_kernel = before[thread.tid]
+    ran = kernel.cpu_ticks > earlier_kernel.cpu_ticks
+    return replace(thread, kernel=kernel, moved=ran or earlier.python != thread.python)
+
+
+def dump(pid: int, *, native: bool = False, timeout_s: float = 20.0) -> list[Thread]:
+    """The threads of a process as py-spy has them.
+
+    With `native`, C frames are shown as well; for that py-spy stops the process for some tenths of
+    a second, and it can hang on one in uninterruptible sleep until it is killed. Raises Refused.
     """
     command = [str(program()), "dump", "--json", "--pid", str(pid)]
-    command.append("--native" if native else "--nonblocking")
+    command += ["--native"] if native else ["--nonblocking", "--locals"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s)
     except subprocess.TimeoutExpired:
@@ -86,7 +108,6 @@ def thread(dumped: dict[str, Any]) -> Thread:
         dumped["os_thread_id"] or dumped["thread_id"],
         tuple(map(_frame, dumped["frames"])),
         dumped["owns_gil"],
-        dumped["active"],
     )
 
 
@@ -95,4 +116,5 @@ def _frame(dumped: dict[str, Any]) -> Frame:
     # A native frame lies in a shared library, or in C sources where there are debug symbols.
     if dumped.get("module") or not path.endswith((".py", ">")):
         return Frame(name.rpartition("::")[2])
-    return Frame(name.rpartition(".")[2], path, dumped["line"])
+    held = (local["addr"] for local in dumped.get("locals") or () if local["name"] == "self")
+    return Frame(name.rpartition(".")[2], path, dumped["line"], next(held, None))

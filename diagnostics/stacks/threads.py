@@ -5,11 +5,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Frame:
-    """One call. `function` without its class; `path` and `line` are empty for native code."""
+    """One call. `function` is without its class; native code has no `path`.
+
+    `self_id` is the address of the frame's `self`, by which two threads' objects are told to be the
+    same; no other local is ever read.
+    """
 
     function: str
     path: str = ""
     line: int = 0
+    self_id: int | None = None
 
     @property
     def is_native(self) -> bool:
@@ -27,6 +32,25 @@ class Frame:
 
 
 @dataclass(frozen=True)
+class Kernel:
+    """What the kernel says of a thread; None or empty where it does not say.
+
+    Attributes:
+        state: one letter, as in proc(5).
+        syscall: number and arguments of the system call that it is blocked in.
+        fd: what the call's first argument is open on, where that is a file descriptor.
+        mutex_owner: thread id that holds the pthread mutex it waits for.
+        cpu_ticks: processor time used so far.
+    """
+
+    state: str = ""
+    syscall: tuple[int, ...] | None = None
+    fd: str = ""
+    mutex_owner: int | None = None
+    cpu_ticks: int = 0
+
+
+@dataclass(frozen=True)
 class Thread:
     """One thread: frames innermost first. An empty name is one that Python has none for."""
 
@@ -34,15 +58,30 @@ class Thread:
     tid: int
     frames: tuple[Frame, ...]
     owns_gil: bool = False
-    active: bool = False
+    kernel: Kernel = Kernel()
+    moved: bool = False
+    """Whether it was somewhere else in an earlier sample."""
 
     def __str__(self) -> str:
         return self.name or f"thread {self.tid}"
 
     @property
+    def runs(self) -> bool:
+        """Whether it goes on."""
+        return self.moved or self.kernel.state == "R"
+
+    @property
     def python(self) -> tuple[Frame, ...]:
         """The Python frames, innermost first."""
         return tuple(frame for frame in self.frames if not frame.is_native)
+
+    @property
+    def object_id(self) -> int | None:
+        """The address of its threading.Thread; None for the main thread and those of C code."""
+        for frame in self.python[::-1]:
+            if frame.within("threading.py", "_bootstrap", "_bootstrap_inner"):
+                return frame.self_id
+        return None
 
     def has(self, file: str, *functions: str) -> bool:
         """Whether any frame is one of these functions in that file."""

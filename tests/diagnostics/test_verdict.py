@@ -13,6 +13,8 @@ EXIT_CODES = {"OK": 0, "PROBLEM": 1, "USAGE": 2, "UNKNOWN": 3}
 JSON_KEYS = ["status", "code", "summary", "evidence", "remedy"]
 COMMANDS = {
     "env": {"--json"},
+    "preflight": {"--json"},
+    "stacks": {"pid", "--name", "--run", "--watch", "--native", "--json"},
     "fxrace": {
         *("--mode", "--cure", "--quick", "--full", "--device", "--explore", "--save", "--replay"),
         "--stress",

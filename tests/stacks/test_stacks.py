@@ -14,8 +14,9 @@ import pytest
 from click.testing import CliRunner
 
 from diagnostics.cli import main
-from diagnostics.stacks import pyspy
-from diagnostics.stacks.states import State, classify
+from diagnostics.stacks import pyspy, target, tree
+from diagnostics.stacks.states import Finding, State, classify
+from diagnostics.stacks.threads import Frame, Thread
 from diagnostics.stacks.verdict import judge
 
 ROOT = Path(__file__).parents[2]
@@ -31,9 +32,10 @@ def stuck():
     """Start a program, wait until it says that it is stuck, and end it afterwards."""
     children = []
 
-    def start(path, *arguments, says="stuck"):
+    def start(path, *arguments, says="stuck\n"):
         child = subprocess.Popen(
             [sys.executable, str(path), *arguments],
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
             env={**os.environ, "OMP_NUM_THREADS": "1"},
@@ -53,7 +55,7 @@ def settled(pid, wanted, native=False):
     deadline_s = time.monotonic() + SETTLES_S
     while True:
         try:
-            findings = {str(f.thread): f for f in map(classify, pyspy.dump(pid, native=native))}
+            findings = {str(f.thread): f for f in map(classify, pyspy.sample(pid, native=native))}
         except pyspy.Refused:  # now and then, of a process that is just loading libraries
             assert time.monotonic() < deadline_s
             continue
@@ -64,7 +66,7 @@ def settled(pid, wanted, native=False):
 
 @needs_torch
 def test_a_compile_and_who_waits_for_its_lock(stuck):
-    child = stuck(PROGRAMS / "compile_lock.py", says="stuck\n")
+    child = stuck(PROGRAMS / "compile_lock.py")
     wanted = {"drafter-0": State.COMPILES, "drafter-1": State.AWAITS_COMPILE_LOCK}
     findings = settled(child.pid, wanted.items())
     assert {name: findings[name].state for name in wanted} == wanted
@@ -72,7 +74,7 @@ def test_a_compile_and_who_waits_for_its_lock(stuck):
     verdict = judge(list(findings.values()))
     assert verdict.summary == (
         "drafter-0 compiles (dynamo); drafter-1 wait(s) for torch's compile lock, which it holds "
-        "(suspicion)"
+        "(suspicion); a compile is no hang"
     )
     assert psutil.Process(child.pid).status() != psutil.STATUS_STOPPED
 
@@ -102,7 +104,7 @@ def test_py_spy_that_is_not_there_is_an_answer(monkeypatch, tmp_path):
     ],
 )
 def test_a_thread_that_waits_for_a_kernel(stuck, how, state):
-    child = stuck(PROGRAMS / "cuda_wait.py", how, says="stuck\n")
+    child = stuck(PROGRAMS / "cuda_wait.py", how)
     native = how == "item"  # only C code waits there
     findings = settled(child.pid, {("drafter-1", state)}, native=native)
     assert findings["drafter-1"].state is state, findings["drafter-1"].thread.frames
@@ -140,3 +142,78 @@ def is_the_deadlock(findings, native):
     if native:
         frames = {frame.function for f in findings for frame in f.thread.frames}
         assert {"PyThread_acquire_lock_timed", "pop"} <= frames
+
+
+@pytest.mark.parametrize("words", [[], ["1", "--name", "x"], ["--run", "/nonexistent"]])
+def test_exactly_one_process_is_asked_for(words):
+    assert CliRunner().invoke(main, ["stacks", *words]).exit_code == 2
+
+
+WAITS = "print('stuck', flush=True); input()"
+
+
+@pytest.fixture
+def waits(tmp_path):
+    """A program that waits for input."""
+    program = tmp_path / "waits.py"
+    program.write_text(WAITS)
+    return program
+
+
+def test_a_process_is_found_by_its_command_line(stuck, waits):
+    child = stuck(waits)
+    assert target.of_name(str(waits)).pid == child.pid
+    answer = CliRunner().invoke(main, ["stacks", "--name", str(waits)])
+    assert "MainThread waits to read" in answer.output
+    assert answer.exit_code == 3  # whether somebody will type cannot be told
+
+
+def test_no_process_or_several_are_refused_with_a_list(stuck, waits):
+    with pytest.raises(target.NoTarget, match="0 processes have it"):
+        target.of_name(str(waits))
+    pids = [stuck(waits, "--api-key", "sesame123").pid for _ in range(2)]
+    with pytest.raises(target.NoTarget) as caught:
+        target.of_name(str(waits))
+    assert all(str(pid) in str(caught.value) for pid in pids)
+    assert "sesame" not in str(caught.value)
+
+
+def test_a_directory_without_a_heartbeat_is_unknown(tmp_path):
+    answer = CliRunner().invoke(main, ["stacks", "--run", str(tmp_path)])
+    assert answer.exit_code == 3
+    assert "no heartbeat can be read there" in answer.output
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become somebody else")
+def test_where_one_may_not_look_it_says_so_and_what_helps(stuck, waits):
+    child = stuck(waits)
+    code = (
+        "import os, sys\n"
+        "from diagnostics.cli import main\n"
+        "from diagnostics.stacks import command\n"
+        "os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
+        "main(['stacks', sys.argv[1]])\n"
+    )
+    told = subprocess.run(
+        [sys.executable, "-c", code, str(child.pid)], capture_output=True, text=True, timeout=60
+    )
+    assert told.returncode == 3, told.stderr
+    assert "permission" in told.stdout.lower()
+    assert "SYS_PTRACE" in told.stdout
+    assert f"kill -USR1 {child.pid}" in told.stdout
+
+
+def test_the_tree_shows_who_waits_for_whom_and_circles_end():
+    """a waits for b to end, b for a, and main for a."""
+    ids = {"a": 10, "b": 11}
+    findings = [
+        Finding(
+            Thread(name, tid, (Frame("_bootstrap", "/threading.py", 1, ids.get(name)),)),
+            State.JOIN,
+            object_id=ids[other],
+        )
+        for tid, (name, other) in enumerate([("a", "b"), ("b", "a"), ("main", "a")])
+    ]
+    lines = [line.strip() for line in tree.render(findings)]
+    assert "<- main" in lines
+    assert "... and so on, in a circle" in lines
