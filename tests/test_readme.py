@@ -16,6 +16,11 @@ COMMANDS = re.findall(r"^\$ (.+?)(?:\s{2,}#.*)?$", (ROOT / "README.md").read_tex
 VERBS = ("open", "read", "parse", "write", "split", "find", "load", "close", "send", "sort", "copy")
 
 
+# fxrace exits 1 where the installed torch has the failures that it looks for; whether something
+# holds a GPU, or can be seen at all, is the machine's affair.
+ALSO_FINE = {"fxrace": (0, 1), "preflight": (0, 1, 3)}
+
+
 def needs_gpus(command: str) -> bool:
     return "--target-gpus 0" in command
 
@@ -32,9 +37,9 @@ def run(arguments: list[str], cwd: Path, variables: dict[str, str]) -> str:
         timeout=120,
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
     )
-    # fxrace exits 1 where the installed torch has the failures that it looks for.
-    fine = (0, 1) if arguments[1] == "fxrace" else (0,)
-    assert done.returncode in fine, f"{arguments}\n{done.stdout}{done.stderr}"
+    assert done.returncode in ALSO_FINE.get(arguments[1], (0,)), (
+        f"{arguments}\n{done.stdout}{done.stderr}"
+    )
     return done.stdout
 
 

@@ -103,12 +103,10 @@ def _why(pid: int, said: str) -> tuple[str, str]:
 
 def thread(dumped: dict[str, Any]) -> Thread:
     """One thread of py-spy's JSON."""
-    return Thread(
-        dumped["thread_name"] or "",
-        dumped["os_thread_id"] or dumped["thread_id"],
-        tuple(map(_frame, dumped["frames"])),
-        dumped["owns_gil"],
-    )
+    tid = dumped["os_thread_id"] or dumped["thread_id"]
+    # Python names the main thread when it imports threading.
+    name = dumped["thread_name"] or ("MainThread" if tid == dumped.get("pid") else "")
+    return Thread(name, tid, tuple(map(_frame, dumped["frames"])), dumped["owns_gil"])
 
 
 def _frame(dumped: dict[str, Any]) -> Frame:
