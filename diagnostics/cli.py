@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import click
 
+from diagnostics.deploy.command import deploy_check
 from diagnostics.probes import env, preflight
 from diagnostics.probes.fxrace.command import fxrace
 from diagnostics.render import json, text
@@ -34,3 +35,4 @@ _add_probe("env", env.probe)
 _add_probe("preflight", preflight.probe)
 main.add_command(fxrace)
 main.add_command(stacks)
+main.add_command(deploy_check)

@@ -1,0 +1,164 @@
+"""`dflash-diag deploy-check`: is the code that will run, or runs, the code that is meant?"""
+
+import json as jsonlib
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from dflash.manifest import git_state
+from diagnostics.deploy import places
+from diagnostics.deploy.compare import judge
+from diagnostics.deploy.places import Unreachable
+from diagnostics.deploy.process import age, running
+from diagnostics.render import json, text
+from diagnostics.verdict import EXIT_CODES, Status, Verdict
+
+FILE = click.Path(path_type=Path, dir_okay=False)
+NAME = "MODULE:NAME"
+
+
+@click.group("deploy-check", epilog=EXIT_CODES)
+def deploy_check() -> None:
+    """Find out whether the code in another place, or in a process, is the code that is meant.
+
+    Write a manifest where the right code lies; verify it where the program runs.
+    """
+
+
+@deploy_check.command("write", epilog=EXIT_CODES)
+@click.argument("what", metavar="DIR|PACKAGE")
+@click.argument("file", type=FILE, metavar="MANIFEST")
+def write(what: str, file: Path) -> None:
+    """Write down the hashes of all files of a directory or of an installed package."""
+    try:
+        found = places.here(what)
+    except Unreachable as error:
+        raise click.UsageError(str(error)) from error
+    git = git_state(Path(found["directory"]))
+    try:
+        with file.open("x", encoding="utf-8") as stream:
+            jsonlib.dump({**found, "git": git}, stream, indent=1)
+    except FileExistsError:
+        raise click.UsageError(f"{file} exists; name another file, or remove it") from None
+    except OSError as error:
+        raise click.UsageError(f"{file}: {error.strerror}") from error
+    click.echo(f"{len(found['files'])} files of {found['directory']}, git {git}: {file}")
+    if git.endswith("-dirty"):
+        click.echo("note: the directory has changes that are in no commit")
+
+
+def _asked(command: Any) -> Any:
+    """The options of both ways to verify."""
+    options = (
+        click.option("--expect", multiple=True, metavar=NAME, help="must be defined there"),
+        click.option("--forbid", multiple=True, metavar=NAME, help="must not be defined there"),
+        click.option("--json", "as_json", is_flag=True, help="print one JSON object"),
+    )
+    for option in options:
+        command = option(command)
+    return command
+
+
+@deploy_check.command("verify", epilog=EXIT_CODES)
+@click.argument("manifest", type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@click.argument("what", metavar="DIR|PACKAGE")
+@click.option("--root", type=click.Path(path_type=Path, exists=True, file_okay=False), help="below")
+@click.option("--exec-in", metavar="PREFIX", help="behind: 'ssh host', 'pct exec 200 --', ...")
+@_asked
+def verify(
+    manifest: Path,
+    what: str,
+    root: Path | None,
+    exec_in: str | None,
+    expect: tuple[str, ...],
+    forbid: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Compare a directory or package, here or in another place, with a manifest.
+
+    --root takes the root of another file system: a chroot, or /proc/PID/root of a process in a
+    container. --exec-in takes the command that leads to the place, where nothing but python3 is
+    needed: this program's own source is sent there through standard input.
+    """
+    if root and exec_in:
+        raise click.UsageError("give --root or --exec-in, not both")
+    names = [*expect, *forbid]
+    where = f"behind {exec_in!r}" if exec_in else f"below {root}" if root else "here"
+    try:
+        place = _look(what, names, root, exec_in)
+        verdict = judge(_read(manifest), place, where, expect=expect, forbid=forbid)
+    except Unreachable as error:
+        verdict = Verdict(Status.UNKNOWN, "unreachable", str(error), remedy=error.remedy)
+    _finish(verdict, as_json)
+
+
+def _look(what: str, names: list[str], root: Path | None, exec_in: str | None) -> dict[str, Any]:
+    if exec_in:
+        return places.behind(exec_in, what, names)
+    return places.here(what, names, root)
+
+
+@deploy_check.command("process", epilog=EXIT_CODES)
+@click.argument("pid", type=int)
+@click.argument("manifest", type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@click.option("--package", default="dflash", show_default=True, help="the name it is imported by")
+@_asked
+def process(
+    pid: int,
+    manifest: Path,
+    package: str,
+    expect: tuple[str, ...],
+    forbid: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Compare the files that a running process takes a package from with a manifest.
+
+    Looks through the process's own root, so that a container's files are the container's. Finds
+    files that changed after the process started, and a second copy on its path.
+    """
+    try:
+        found = running(pid, package)
+        place = found.fingerprint([*expect, *forbid])
+        where = f"in process {pid}, started {age(found.started_s)} ago"
+        verdict = judge(_read(manifest), place, where, expect=expect, forbid=forbid)
+        verdict = _with_process(verdict, found, place)
+    except Unreachable as error:
+        verdict = Verdict(Status.UNKNOWN, "unreachable", str(error), remedy=error.remedy)
+    _finish(verdict, as_json)
+
+
+def _with_process(verdict: Verdict, found: Any, place: dict[str, Any]) -> Verdict:
+    """Add how its directory is known, and what makes the files no proof of what it runs."""
+    changed = found.changed_since_start(place["files"])
+    others = [copy for copy in found.copies if copy != found.directory]
+    evidence = {
+        **verdict.evidence,
+        "directory": f"{found.directory}: {found.source}",
+        **{path: said for path, said in changed.items() if path not in verdict.evidence},
+        **({"other copies": ", ".join(others)} if others else {}),
+    }
+    summary, status, code = verdict.summary, verdict.status, verdict.code
+    if changed and status is Status.OK:
+        status, code = Status.UNKNOWN, "changed-since-start"
+        summary += f"; but {len(changed)} changed after it started, so that it may run older ones"
+    if others:
+        summary += f"; {len(others)} other cop{'y' if len(others) == 1 else 'ies'} on its path"
+    return Verdict(status, code, summary, evidence, verdict.remedy)
+
+
+def _read(manifest: Path) -> dict[str, Any]:
+    try:
+        read: dict[str, Any] = jsonlib.loads(manifest.read_text(encoding="utf-8"))
+        read["files"], read["directory"], read["host"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise click.UsageError(
+            f"{manifest} is no manifest; write one with `dflash-diag deploy-check write`"
+        ) from error
+    return read
+
+
+def _finish(verdict: Verdict, as_json: bool) -> None:
+    click.echo((json if as_json else text).render(verdict))
+    sys.exit(verdict.exit_code)

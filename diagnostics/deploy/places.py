@@ -1,0 +1,86 @@
+"""Places that hold code: here, under another root, or behind a command such as `ssh host`."""
+
+import json
+import os
+import shlex
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from diagnostics.deploy import fingerprint
+
+LIMIT_S = 60.0
+# These hand their words to a shell, joined by spaces: what is behind them must be quoted for it.
+JOINING = {"ssh"}
+
+
+class Unreachable(Exception):
+    """The place could not be looked at; `remedy` says what would help."""
+
+    def __init__(self, reason: str, remedy: str = "") -> None:
+        super().__init__(reason)
+        self.remedy = remedy
+
+
+def here(what: str, names: Sequence[str] = (), root: Path | None = None) -> dict[str, Any]:
+    """The fingerprint of a directory or package of this machine, or of another root's directory.
+
+    Raises Unreachable.
+    """
+    if root is not None:
+        if not os.path.isabs(what):
+            raise Unreachable(f"--root {root}: {what} must be an absolute directory there")
+        what = str(root) + what
+    directory = fingerprint.locate(what)
+    if directory is None:
+        raise Unreachable(f"{what} is neither a directory nor a package that can be imported here")
+    try:
+        return fingerprint.fingerprint(directory, names)
+    except OSError as error:
+        raise Unreachable(f"{error.filename}: {error.strerror}", "Run this as root.") from error
+
+
+def behind(prefix: str, what: str, names: Sequence[str] = ()) -> dict[str, Any]:
+    """The fingerprint where `prefix` leads, which needs python3 and nothing else there.
+
+    This package's own source goes there through standard input. Raises Unreachable.
+    """
+    command = command_behind(
+        prefix, ["python3", "-", json.dumps({"what": what, "names": [*names]})]
+    )
+    source = Path(fingerprint.__file__).read_text(encoding="utf-8")
+    try:
+        done = subprocess.run(
+            command, input=source, capture_output=True, text=True, timeout=LIMIT_S
+        )
+    except FileNotFoundError as error:
+        raise Unreachable(f"--exec-in {prefix!r}: there is no command {command[0]!r}") from error
+    except subprocess.TimeoutExpired as error:
+        raise Unreachable(f"--exec-in {prefix!r}: no answer within {LIMIT_S:g} s") from error
+    return _answer(prefix, what, done)
+
+
+def command_behind(prefix: str, words: Sequence[str]) -> list[str]:
+    """The words behind the prefix, quoted once for every ssh in it."""
+    before = shlex.split(prefix)
+    for _ in range(sum(os.path.basename(word) in JOINING for word in before)):
+        words = [shlex.quote(word) for word in words]
+    return [*before, *words]
+
+
+def _answer(prefix: str, what: str, done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    lines = done.stdout.strip().splitlines()
+    try:
+        found = json.loads(lines[-1]) if lines else None
+    except json.JSONDecodeError:
+        found = None
+    if not isinstance(found, dict):
+        said = (done.stderr or done.stdout).strip().splitlines()[-1:] or ["nothing"]
+        raise Unreachable(
+            f"--exec-in {prefix!r}: exit status {done.returncode}, and it said: {said[0]}",
+            f"Try: {prefix} python3 --version",
+        )
+    if "missing" in found:
+        raise Unreachable(f"{what} is not on {found['host']}, behind {prefix!r}")
+    return found

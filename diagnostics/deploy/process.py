@@ -1,0 +1,120 @@
+"""Whether a running process executes certain files: looked at through its own root."""
+
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from dflash import heartbeat
+from diagnostics.deploy import places
+from diagnostics.deploy.compare import when
+from diagnostics.deploy.places import Unreachable
+
+
+@dataclass(frozen=True)
+class Running:
+    """A Python process and the directory that it takes a package from.
+
+    Attributes:
+        directory: as the process names it, below its own root.
+        source: how that is known.
+        copies: every directory of that name on what can be known of its path.
+    """
+
+    pid: int
+    root: Path
+    directory: str
+    source: str
+    started_s: float
+    copies: tuple[str, ...]
+
+    def fingerprint(self, names: list[str]) -> dict[str, Any]:
+        """What lies there now. Raises Unreachable."""
+        return places.here(self.directory, names, root=self.root)
+
+    def changed_since_start(self, files: dict[str, Any]) -> dict[str, str]:
+        """Files that are newer than the process: it may have read what stood there before."""
+        return {
+            path: f"changed {when(file['mtime'])}, after the process started"
+            for path, file in files.items()
+            if file["mtime"] > self.started_s
+        }
+
+
+def running(pid: int, package: str) -> Running:
+    """Where the process takes the package from. Raises Unreachable."""
+    try:
+        process = psutil.Process(pid)
+        started_s, cwd = process.create_time(), process.cwd()
+        command, environment = process.cmdline(), process.environ()
+    except psutil.NoSuchProcess as error:
+        raise Unreachable(f"there is no process {pid}") from error
+    except (psutil.AccessDenied, PermissionError) as error:
+        raise Unreachable(f"process {pid} cannot be read", "Run this as root.") from error
+    root = Path(f"/proc/{pid}/root")
+    copies = tuple(dict.fromkeys(_copies(root, package, cwd, command, environment)))
+    if run := _own_manifest(pid):
+        return Running(pid, root, run, "it said so in its log", started_s, copies)
+    if not copies:
+        raise Unreachable(
+            f"process {pid} has no directory {package} on what can be known of its path",
+            "Give the directory with --package-dir, as the process sees it.",
+        )
+    return Running(pid, root, copies[0], "first on its path", started_s, copies)
+
+
+def _own_manifest(pid: int) -> str | None:
+    """A run of `dflash train` maps its heartbeat, beside which its manifest lies."""
+    import json
+
+    for mapping in psutil.Process(pid).memory_maps():
+        path = Path(mapping.path)
+        if path.name == heartbeat.FILE:
+            manifest = Path(f"/proc/{pid}/root{path.with_name('manifest.json')}")
+            if manifest.is_file():
+                imported: str = json.loads(manifest.read_text(encoding="utf-8"))["import_path"]
+                return imported
+    return None
+
+
+def _copies(
+    root: Path, package: str, cwd: str, command: list[str], environment: dict[str, str]
+) -> Iterator[str]:
+    """In the order in which Python would look: script or working directory, PYTHONPATH, site."""
+    for entry in _path(root, cwd, command, environment):
+        directory = os.path.normpath(os.path.join(cwd, entry, package))
+        if Path(f"{root}{directory}").is_dir():
+            yield directory
+
+
+def _path(root: Path, cwd: str, command: list[str], environment: dict[str, str]) -> Iterator[str]:
+    words = command[1:]
+    script = next((word for word in words if not word.startswith("-")), None)
+    takes_cwd = "-m" in words or "-c" in words or script is None
+    yield cwd if takes_cwd else os.path.dirname(os.path.join(cwd, script or ""))
+    yield from filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))
+    for prefix in (environment.get("VIRTUAL_ENV"), os.path.dirname(os.path.dirname(command[0]))):
+        if prefix:
+            for site in Path(f"{root}{os.path.join(cwd, prefix)}").glob(
+                "lib/python3*/site-packages"
+            ):
+                inside = "/" + str(site.relative_to(root))
+                yield inside
+                yield from _editable(site)
+
+
+def _editable(site: Path) -> Iterator[str]:
+    """Directories that .pth files of editable installations add to the path."""
+    for file in site.glob("*.pth"):
+        for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith("/"):
+                yield line.strip()
+
+
+def age(running_since_s: float) -> str:
+    """How long ago, in words."""
+    return f"{(time.time() - running_since_s) / 3600:.1f} h"

@@ -1,0 +1,244 @@
+"""The wrong copy of the code, in a directory, another root, behind a command, in a process."""
+
+import json
+import os
+import shlex
+import shutil
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from diagnostics.cli import main
+from diagnostics.deploy import fingerprint
+from diagnostics.deploy.places import command_behind
+
+NEEDS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="chroot needs root")
+NAME = "trainer.compile:install_thread_local_flag"
+
+
+def package(directory, *, patched):
+    """A package with, or without, the patch."""
+    directory.mkdir(parents=True)
+    (directory / "__init__.py").write_text("")
+    body = "def install_thread_local_flag(): pass\n" if patched else "def lock(): pass\n"
+    (directory / "compile.py").write_text(body)
+    (directory / "data.bin").write_bytes(b"\0\1")
+    return directory
+
+
+@pytest.fixture
+def right(tmp_path):
+    return package(tmp_path / "here" / "trainer", patched=True)
+
+
+@pytest.fixture
+def manifest(right, tmp_path):
+    path = tmp_path / "manifest.json"
+    assert check("write", right, path).exit_code == 0
+    return path
+
+
+def check(*words):
+    return CliRunner().invoke(main, ["deploy-check", *map(str, words)])
+
+
+def verdict(*words):
+    answer = check(*words, "--json")
+    return {**json.loads(answer.output), "exit": answer.exit_code}
+
+
+def test_an_exact_copy_is_the_same_wherever_it_lies(right, manifest, tmp_path):
+    shutil.copytree(right, tmp_path / "there" / "trainer")
+    told = verdict("verify", manifest, tmp_path / "there" / "trainer")
+    assert (told["code"], told["exit"]) == ("same-code", 0)
+
+
+def test_python_s_own_bytecode_is_no_difference(right, manifest):
+    (right / "__pycache__").mkdir()
+    (right / "__pycache__" / "compile.cpython-311.pyc").write_bytes(b"x")
+    assert verdict("verify", manifest, right)["exit"] == 0
+
+
+def change(right):
+    (right / "compile.py").write_text("def lock(): pass\n")
+
+
+def remove(right):
+    (right / "data.bin").unlink()
+
+
+def add(right):
+    (right / "old.py").write_text("")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "path", "says"),
+    [
+        (change, "compile.py", "differs: "),
+        (remove, "data.bin", "missing there"),
+        (add, "old.py", "there, and not in the manifest"),
+    ],
+)
+def test_each_difference_is_named_by_its_file(right, manifest, spoil, path, says):
+    spoil(right)
+    told = verdict("verify", manifest, right)
+    assert (told["code"], told["exit"]) == ("other-code", 1)
+    assert told["evidence"][path].startswith(says)
+
+
+def test_names_are_looked_up_in_the_syntax_not_in_the_text(right, manifest):
+    (right / "compile.py").write_text(f"# {NAME}\nclass Lock:\n    def first(self): pass\n")
+    wrong = verdict("verify", manifest, right, "--expect", NAME)
+    assert wrong["evidence"][NAME] == "not defined there"
+    told = verdict("verify", manifest, right, "--forbid", "trainer.compile:Lock.first")
+    assert told["evidence"]["trainer.compile:Lock.first"] == "still defined there"
+
+
+@NEEDS_ROOT
+def test_the_host_and_container_mistake(manifest, tmp_path):
+    """Incident 3: the patched file lies on the host; in the container's root the old one runs."""
+    root = tmp_path / "container"
+    package(root / "opt" / "trainer", patched=False)
+    package(tmp_path / "opt" / "trainer", patched=True)
+    child = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            f"import os; os.chroot({str(root)!r}); print(1, flush=True); input()",
+        ],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    child.stdout.readline()
+    try:
+        on_host = verdict("verify", manifest, tmp_path / "opt" / "trainer", "--expect", NAME)
+        inside = verdict(
+            *("verify", manifest, "/opt/trainer", "--expect", NAME),
+            *("--root", f"/proc/{child.pid}/root"),
+        )
+    finally:
+        child.kill()
+        child.wait(30)
+    assert on_host["exit"] == 0
+    assert inside["code"] == "other-code"
+    assert inside["evidence"][NAME] == "not defined there"
+
+
+@pytest.fixture
+def ssh(tmp_path, monkeypatch):
+    """A stand-in that does what ssh does: joins its words, and gives them to a shell."""
+    program = tmp_path / "bin" / "ssh"
+    program.parent.mkdir()
+    program.write_text('#!/bin/sh\nshift\nexec sh -c "$*"\n')
+    program.chmod(program.stat().st_mode | stat.S_IEXEC)
+    python3 = tmp_path / "bin" / "python3"
+    python3.symlink_to(sys.executable)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    return "ssh host"
+
+
+def test_behind_a_command_nothing_but_python_is_needed(right, manifest, ssh, tmp_path):
+    there = package(tmp_path / "a b; rm -rf $HOME" / "trainer", patched=False)
+    told = verdict("verify", manifest, there, "--exec-in", ssh, "--expect", NAME)
+    assert told["code"] == "other-code"
+    assert told["evidence"][NAME] == "not defined there"
+    assert verdict("verify", manifest, right, "--exec-in", ssh)["exit"] == 0
+    assert verdict("verify", manifest, right, "--exec-in", "env --")["exit"] == 0
+
+
+def test_every_ssh_takes_one_layer_of_quotes_away():
+    words = ["python3", "-", '{"what": "a b"}']
+    assert command_behind("docker exec -i c", words)[-3:] == words
+    once = command_behind("ssh host", words)[2:]
+    assert shlex.split(" ".join(once)) == words
+    twice = command_behind("ssh a ssh b", words)[4:]
+    assert shlex.split(" ".join(shlex.split(" ".join(twice)))) == words
+
+
+@pytest.mark.parametrize(
+    ("prefix", "says"),
+    [("/nonexistent/ssh", "there is no command"), ("false", "exit status 1"), ("echo", "said:")],
+)
+def test_a_place_that_cannot_be_reached_is_unknown(right, manifest, prefix, says):
+    told = verdict("verify", manifest, right, "--exec-in", prefix)
+    assert (told["status"], told["exit"]) == ("unknown", 3)
+    assert says in told["summary"]
+
+
+def test_it_runs_under_every_python_that_is_here(right, tmp_path):
+    asked = json.dumps({"what": str(right), "names": [NAME]})
+    source = Path(fingerprint.__file__).read_text()
+    found = sorted(Path.home().glob(".pyenv/versions/3.*/bin/python3")) or [Path(sys.executable)]
+    for python in found:
+        done = subprocess.run(
+            [python, "-", asked], input=source, capture_output=True, text=True, timeout=60
+        )
+        assert done.returncode == 0, (python, done.stderr)
+        assert json.loads(done.stdout)["defines"] == {NAME: True}
+
+
+@pytest.fixture
+def runs(tmp_path):
+    """Start a process that imports `trainer` from the given PYTHONPATH entries."""
+    children = []
+
+    def start(*paths):
+        program = tmp_path / "run.py"
+        program.write_text("import trainer; print(1, flush=True); input()")
+        child = subprocess.Popen(
+            [sys.executable, str(program)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths))},
+        )
+        children.append(child)
+        child.stdout.readline()
+        return child.pid
+
+    yield start
+    for child in children:
+        child.kill()
+        child.wait(30)
+
+
+def test_a_process_that_runs_the_right_files(right, manifest, runs):
+    pid = runs(right.parent)
+    for path in right.iterdir():
+        os.utime(path, (0, 0))
+    told = verdict("process", pid, manifest, "--package", "trainer", "--expect", NAME)
+    assert (told["code"], told["exit"]) == ("same-code", 0), told
+
+
+def test_a_process_that_runs_the_wrong_copy(right, manifest, runs, tmp_path):
+    old = package(tmp_path / "old" / "trainer", patched=False)
+    told = verdict("process", runs(old.parent, right.parent), manifest, "--package", "trainer")
+    assert told["code"] == "other-code"
+    assert "1 other copy on its path" in told["summary"]
+    assert str(right) in told["evidence"]["other copies"]
+
+
+def test_files_that_changed_after_the_start_prove_nothing(right, manifest, runs):
+    pid = runs(right.parent)
+    os.utime(right / "compile.py", (2**32, 2**32))
+    told = verdict("process", pid, manifest, "--package", "trainer")
+    assert (told["code"], told["exit"]) == ("changed-since-start", 3)
+    assert "after the process started" in told["evidence"]["compile.py"]
+
+
+def test_a_manifest_is_never_overwritten_nor_guessed(right, manifest, tmp_path):
+    assert "exists" in check("write", right, manifest).output
+    other = tmp_path / "other.json"
+    other.write_text("{}")
+    answer = check("verify", other, right)
+    assert answer.exit_code == 2
+    assert "is no manifest" in answer.output
+
+
+def test_a_package_is_found_by_its_name(tmp_path):
+    path = tmp_path / "manifest.json"
+    assert check("write", "dflash", path).exit_code == 0
+    assert verdict("verify", path, "dflash", "--expect", "dflash.compile:Seal")["exit"] == 0
