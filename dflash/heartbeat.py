@@ -45,9 +45,14 @@ class Loop:
         """Seconds in this phase, now or at `now_s`."""
         return (time.monotonic() if now_s is None else now_s) - self.since_s
 
+    @property
+    def has_limit(self) -> bool:
+        """Whether it works on something."""
+        return self.limit_s > NO_LIMIT
+
     def is_overdue(self, now_s: float) -> bool:
         """Whether it works on one thing for longer than its limit."""
-        return self.limit_s > NO_LIMIT and self.elapsed_s(now_s) > self.limit_s
+        return self.has_limit and self.elapsed_s(now_s) > self.limit_s
 
 
 @dataclass(frozen=True)

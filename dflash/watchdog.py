@@ -58,7 +58,7 @@ class Watch:
         """A slow compile is no hang: say now and then how far the start has come."""
         for loop in snapshot.loops:
             elapsed_s = loop.elapsed_s(now_s)
-            if loop.limit_s == heartbeat.NO_LIMIT or elapsed_s < PROGRESS_S:
+            if not loop.has_limit or elapsed_s < PROGRESS_S:
                 self._progress_s.pop(loop.name, None)
             elif elapsed_s >= self._progress_s.get(loop.name, 0.0) + PROGRESS_S:
                 self._progress_s[loop.name] = elapsed_s

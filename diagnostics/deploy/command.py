@@ -7,7 +7,6 @@ from typing import Any
 
 import click
 
-from dflash.manifest import git_state
 from diagnostics.deploy import places
 from diagnostics.deploy.compare import judge
 from diagnostics.deploy.places import Unreachable
@@ -32,6 +31,8 @@ def deploy_check() -> None:
 @click.argument("file", type=FILE, metavar="MANIFEST")
 def write(what: str, file: Path) -> None:
     """Write down the hashes of all files of a directory or of an installed package."""
+    from dflash.manifest import git_state
+
     try:
         found = places.here(what)
     except Unreachable as error:

@@ -57,14 +57,14 @@ def _defines(directory: str, name: str) -> bool:
     """Whether `package.module:function` or `package.module:Class.method` is in the sources."""
     module, _, wanted = name.partition(":")
     parts = module.split(".")
-    if parts[0] == os.path.basename(os.path.abspath(directory)):
-        parts = parts[1:]
-    base = os.path.join(directory, *parts)
-    for path in (base + ".py", os.path.join(base, "__init__.py")):
-        if os.path.isfile(path):
-            with open(path, "rb") as file:
-                tree = ast.parse(file.read())
-            return _has(tree, wanted.split("."))
+    # The package's own name comes first, whatever its directory is called there.
+    for below in (parts, parts[1:]):
+        base = os.path.join(directory, *below)
+        for path in (base + ".py", os.path.join(base, "__init__.py")):
+            if os.path.isfile(path):
+                with open(path, "rb") as file:
+                    tree = ast.parse(file.read())
+                return _has(tree, wanted.split("."))
     return False
 
 

@@ -1,5 +1,6 @@
 """Whether a running process executes certain files: looked at through its own root."""
 
+import json
 import os
 import time
 from collections.abc import Iterator
@@ -9,7 +10,6 @@ from typing import Any
 
 import psutil
 
-from dflash import heartbeat
 from diagnostics.deploy import places
 from diagnostics.deploy.compare import when
 from diagnostics.deploy.places import Unreachable
@@ -69,7 +69,7 @@ def running(pid: int, package: str) -> Running:
 
 def _own_manifest(pid: int) -> str | None:
     """A run of `dflash train` maps its heartbeat, beside which its manifest lies."""
-    import json
+    from dflash import heartbeat
 
     for mapping in psutil.Process(pid).memory_maps():
         path = Path(mapping.path)

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import click
 
-from dflash import faults
 from diagnostics.render import json, text
 from diagnostics.stacks import pyspy, run, target, tree
 from diagnostics.stacks.states import Finding, classify
@@ -95,6 +94,8 @@ def _refused(
     process: Target, refusal: pyspy.Refused, loops: list[str]
 ) -> tuple[Verdict, list[str]]:
     """The process's own dump, where it is a run of `dflash train`."""
+    from dflash import faults
+
     own = faults.ask(process.pid, process.run) if process.run else ""
     remedy = refusal.remedy
     if not process.run:

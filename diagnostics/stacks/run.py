@@ -1,12 +1,17 @@
 """What a run's heartbeat adds to its stacks: what each loop works on, and what happened last."""
 
+from __future__ import annotations
+
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from dflash.heartbeat import NO_LIMIT, Loop, Snapshot
 from diagnostics.stacks.states import Finding
 from diagnostics.verdict import Status, Verdict
+
+if TYPE_CHECKING:  # not at import: another distribution may own that name
+    from dflash.heartbeat import Loop, Snapshot
 
 EVENTS_SHOWN = 30
 
@@ -79,5 +84,5 @@ def _event_lines(beats: Snapshot, last_s: float) -> Iterator[str]:
 
 
 def _said(loop: Loop, now_s: float) -> str:
-    limit = "" if loop.limit_s == NO_LIMIT else f" of at most {loop.limit_s:g}"
+    limit = f" of at most {loop.limit_s:g}" if loop.has_limit else ""
     return f"{loop.phase}, {loop.elapsed_s(now_s):.1f} s{limit}"

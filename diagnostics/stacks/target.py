@@ -1,13 +1,17 @@
 """Which process is meant, and what is known of it besides its stacks."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
 
-from dflash import heartbeat
-from dflash.heartbeat import Snapshot
 from diagnostics.redact import redact
+
+if TYPE_CHECKING:  # not at import: another distribution may own that name
+    from dflash.heartbeat import Snapshot
 
 
 class NoTarget(Exception):
@@ -46,6 +50,8 @@ def of_name(pattern: str) -> Target:
 
 def of_run(directory: Path) -> Target:
     """The process of the run in that --output-dir, whether it lives or not. Raises NoTarget."""
+    from dflash import heartbeat
+
     try:
         beats = heartbeat.read(directory / heartbeat.FILE)
     except (OSError, ValueError) as error:

@@ -13,6 +13,7 @@ EXIT_CODES = {"OK": 0, "PROBLEM": 1, "USAGE": 2, "UNKNOWN": 3}
 JSON_KEYS = ["status", "code", "summary", "evidence", "remedy"]
 COMMANDS = {
     "env": {"--json"},
+    "deploy-check": set(),  # a group: write, verify, process
     "preflight": {"--json"},
     "stacks": {"pid", "--name", "--run", "--watch", "--native", "--json"},
     "fxrace": {
