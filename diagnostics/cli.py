@@ -6,7 +6,8 @@ from collections.abc import Callable
 import click
 
 from diagnostics.deploy.command import deploy_check
-from diagnostics.probes import env, preflight
+from diagnostics.environment.command import env
+from diagnostics.probes import preflight
 from diagnostics.probes.fxrace.command import fxrace
 from diagnostics.render import json, text
 from diagnostics.stacks.command import stacks
@@ -31,8 +32,8 @@ def _add_probe(name: str, probe: Callable[[], Verdict]) -> None:
         sys.exit(verdict.exit_code)
 
 
-_add_probe("env", env.probe)
 _add_probe("preflight", preflight.probe)
+main.add_command(env)
 main.add_command(fxrace)
 main.add_command(stacks)
 main.add_command(deploy_check)

@@ -10,7 +10,7 @@ from typing import Any
 
 from diagnostics.deploy import fingerprint
 
-LIMIT_S = 60.0
+LIMIT_S = 150.0
 # These hand their words to a shell, joined by spaces: what is behind them must be quoted for it.
 JOINING = {"ssh"}
 
@@ -44,12 +44,21 @@ def here(what: str, names: Sequence[str] = (), root: Path | None = None) -> dict
 def behind(prefix: str, what: str, names: Sequence[str] = ()) -> dict[str, Any]:
     """The fingerprint where `prefix` leads, which needs python3 and nothing else there.
 
-    This package's own source goes there through standard input. Raises Unreachable.
+    Raises Unreachable.
     """
-    command = command_behind(
-        prefix, ["python3", "-", json.dumps({"what": what, "names": [*names]})]
-    )
     source = Path(fingerprint.__file__).read_text(encoding="utf-8")
+    found = answer_behind(prefix, source, json.dumps({"what": what, "names": [*names]}))
+    if "missing" in found:
+        raise Unreachable(f"{what} is not on {found['host']}, behind {prefix!r}")
+    return found
+
+
+def answer_behind(prefix: str, source: str, *arguments: str) -> dict[str, Any]:
+    """What a program prints there as JSON; it goes there through python3's standard input.
+
+    Raises Unreachable.
+    """
+    command = command_behind(prefix, ["python3", "-", *arguments])
     try:
         done = subprocess.run(
             command, input=source, capture_output=True, text=True, timeout=LIMIT_S
@@ -58,7 +67,7 @@ def behind(prefix: str, what: str, names: Sequence[str] = ()) -> dict[str, Any]:
         raise Unreachable(f"--exec-in {prefix!r}: there is no command {command[0]!r}") from error
     except subprocess.TimeoutExpired as error:
         raise Unreachable(f"--exec-in {prefix!r}: no answer within {LIMIT_S:g} s") from error
-    return _answer(prefix, what, done)
+    return _answer(prefix, done)
 
 
 def command_behind(prefix: str, words: Sequence[str]) -> list[str]:
@@ -69,7 +78,7 @@ def command_behind(prefix: str, words: Sequence[str]) -> list[str]:
     return [*before, *words]
 
 
-def _answer(prefix: str, what: str, done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+def _answer(prefix: str, done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
     lines = done.stdout.strip().splitlines()
     try:
         found = json.loads(lines[-1]) if lines else None
@@ -81,6 +90,4 @@ def _answer(prefix: str, what: str, done: subprocess.CompletedProcess[str]) -> d
             f"--exec-in {prefix!r}: exit status {done.returncode}, and it said: {said[0]}",
             f"Try: {prefix} python3 --version",
         )
-    if "missing" in found:
-        raise Unreachable(f"{what} is not on {found['host']}, behind {prefix!r}")
     return found

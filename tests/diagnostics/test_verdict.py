@@ -12,7 +12,7 @@ from diagnostics.verdict import ProbeExit, Status, Verdict
 EXIT_CODES = {"OK": 0, "PROBLEM": 1, "USAGE": 2, "UNKNOWN": 3}
 JSON_KEYS = ["status", "code", "summary", "evidence", "remedy"]
 COMMANDS = {
-    "env": {"--json"},
+    "env": {"--save", "--diff", "--exec-in", "--json"},
     "deploy-check": set(),  # a group: write, verify, process
     "preflight": {"--json"},
     "stacks": {"pid", "--name", "--run", "--watch", "--native", "--json"},
