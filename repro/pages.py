@@ -6,6 +6,7 @@ Reads the sources without running them, so it needs no torch.
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 from pathlib import Path
 
 from cures import CURES
@@ -22,15 +23,25 @@ Each file is a program that finds out whether one failure happens on the torch t
 
 The last line is JSON. Exit code 10: reproduced; 0: absent; 125: cannot tell, because the schedule
 was not followed or no trace window opened; 1: the program crashed, which proves nothing."""
+LAUNCHES = """# Launches, broken on purpose
+
+The same for ways to start a run that lose its log, its last lines, its exit status or the run
+itself. They need bash and no torch. The codes are those of `dflash-diag launch-check`:
+
+    python repro/dl007_tee_hides_status.py
+    python repro/dl007_tee_hides_status.py --fixed"""
 
 
 def page() -> str:
-    parts = [INTRODUCTION, "## Cures", _cures()]
-    for path in sorted(HERE.glob("df[0-9]*.py")):
+    parts = [INTRODUCTION, "## Cures", _cures(), *_docstrings("df")]
+    return "\n\n".join([*parts, LAUNCHES, *_docstrings("dl")]) + "\n"
+
+
+def _docstrings(series: str) -> Iterator[str]:
+    for path in sorted(HERE.glob(f"{series}[0-9]*.py")):
         docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
         title, _, body = docstring.partition("\n")
-        parts += [f"## {title}", f"`{path.name}`", body.strip()]
-    return "\n\n".join(parts) + "\n"
+        yield from (f"## {title}", f"`{path.name}`", body.strip())
 
 
 def _cures() -> str:

@@ -18,7 +18,7 @@ VERBS = ("open", "read", "parse", "write", "split", "find", "load", "close", "se
 
 # fxrace exits 1 where the installed torch has the failures that it looks for; whether something
 # holds a GPU, or can be seen at all, is the machine's affair.
-ALSO_FINE = {"fxrace": (0, 1), "preflight": (0, 1, 3)}
+ALSO_FINE = {"fxrace": (0, 1), "launch-check": (0, 1), "preflight": (0, 1, 3)}
 
 
 def needs_gpus(command: str) -> bool:

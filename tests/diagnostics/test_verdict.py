@@ -5,6 +5,7 @@ import json
 import pytest
 
 from diagnostics.cli import main
+from diagnostics.launch.launch_command import launch
 from diagnostics.render import json as as_json
 from diagnostics.render import text as as_text
 from diagnostics.verdict import ProbeExit, Status, Verdict
@@ -16,12 +17,25 @@ COMMANDS = {
     "deploy-check": set(),  # a group: write, verify, process
     "preflight": {"--json"},
     "stacks": {"pid", "--name", "--run", "--watch", "--native", "--json"},
+    "explain": {"code"},
     "fxrace": {
         *("--mode", "--cure", "--quick", "--full", "--device", "--explore", "--save", "--replay"),
         "--stress",
         *("--target", "--seconds", "--drafters", "--targets", "--windows", "--torch", "--bisect"),
         *("--python", "--yes", "--log", "--json", "--junit"),
     },
+    "launch": set(),  # its own commands are below
+    "launch-check": {
+        *("command", "--canary", "--full", "--resume", "--json", "--junit"),
+        *("--post-mortem", "--log", "--session", "--since", "--recover"),
+    },
+}
+LAUNCH_COMMANDS = {
+    "start": {
+        *("--name", "--log", "--tmux", "--exec-in", "--first-line-s", "--json", "--junit"),
+        "command",
+    },
+    "status": {"name", "--lines", "--json", "--junit"},
 }
 
 VERDICT = Verdict(
@@ -35,6 +49,10 @@ def test_the_surface_is_frozen():
     assert {
         name: {param.opts[0] for param in command.params} for name, command in main.commands.items()
     } == COMMANDS
+    assert {
+        name: {param.opts[0] for param in command.params}
+        for name, command in launch.commands.items()
+    } == LAUNCH_COMMANDS
 
 
 @pytest.mark.parametrize(("status", "code"), [("ok", 0), ("problem", 1), ("unknown", 3)])

@@ -1,0 +1,20 @@
+"""The rules of `dflash-diag launch-check`, one module a subject."""
+
+from diagnostics.launch.rules import (
+    buffering,
+    hangup,
+    paths,
+    pids,
+    pipes,
+    places,
+    programs,
+    sessions,
+    wrappers,
+)
+from diagnostics.launch.rules.rule import Rule
+
+MODULES = (paths, pipes, buffering, pids, hangup, sessions, wrappers, places, programs)
+RULES: dict[str, Rule] = {
+    rule.code: rule
+    for rule in sorted((r for module in MODULES for r in module.RULES), key=lambda r: r.code)
+}

@@ -1,0 +1,136 @@
+"""What happens to the trainer when the terminal or the connection goes away."""
+
+from collections.abc import Iterator
+
+from diagnostics.launch.layers import Chain, Launch, Layer, Shell
+from diagnostics.launch.rules.rule import Edit, Hit, Rule, Severity, before
+from diagnostics.launch.shell import Pipeline, Span
+from diagnostics.launch.wrappers import basename
+
+LASTING = {"wait", "bash", "sh", "zsh", "exec", "tail", "sleep", "read", "fg", "watch", "cat"}
+TORCH_LAUNCHERS = {"torchrun", "accelerate"}
+TORCH_MODULES = {"torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch"}
+
+
+def _background(launch: Launch) -> Iterator[tuple[Chain, Layer, int]]:
+    """Training programs started with `&`: the chain, the layer of the statement, its index."""
+    seen = set[Span]()
+    for chain in launch.trainers:
+        for index, layer in enumerate(chain.layers):
+            if layer.own and layer.pipeline.background and layer.pipeline.span not in seen:
+                seen.add(layer.pipeline.span)
+                yield chain, layer, index
+
+
+def _shielded(chain: Chain, index: int) -> set[str]:
+    """The names of the wrappers from the `&` inwards."""
+    return {layer.name for layer in chain.layers[index:]}
+
+
+def _ends_at_once(shell: Shell, pipeline: Pipeline) -> bool:
+    """Whether nothing behind it keeps the shell alive."""
+    later = [p.commands[0].argv[0] for p in shell.script.after(pipeline) if p.commands[0].argv]
+    return not LASTING & {basename(name) for name in later}
+
+
+def _ignores_hangup(layer: Layer) -> bool:
+    return any(
+        p.commands[0].argv[:2] == ["trap", ""] and "HUP" in " ".join(p.commands[0].argv)
+        for p in layer.shell.script.before(layer.pipeline)
+    )
+
+
+def _race(launch: Launch) -> Iterator[Hit]:
+    for chain, layer, index in _background(launch):
+        if not (layer.shell.opened_by and layer.shell.tty) or layer.shell.keys:
+            continue
+        names = _shielded(chain, index)
+        if "nohup" not in names or _ignores_hangup(layer):
+            continue
+        if _ends_at_once(layer.shell, layer.pipeline):
+            yield _hit(layer, "the terminal goes away as soon as the shell ends, perhaps too early")
+
+
+def _hit(layer: Layer, what: str) -> Hit:
+    first = layer.shell.script.pipelines[0].span
+    around = first.source.text[: first.start][-1:]
+    nothing = '""' if around == "'" else "''"  # it may stand in the other quotes
+    return Hit(
+        layer.pipeline.span,
+        what,
+        edits=(Edit(before(first), f"trap {nothing} HUP; "),),
+    )
+
+
+def _unprotected(launch: Launch) -> Iterator[Hit]:
+    for chain, layer, index in _background(launch):
+        safe = {"nohup", "setsid"} & _shielded(chain, index) or _ignores_hangup(layer)
+        detached = any(each.handed and each.handed.detached for each in chain.layers[index:])
+        if safe or detached or not layer.shell.tty or layer.shell.kind == "file":
+            continue
+        ends = _ends_at_once(layer.shell, layer.pipeline) and not layer.shell.keys
+        if layer.shell.opened_by and ends:
+            yield _hit(layer, f"{layer.shell.kind} takes its terminal away when the shell ends")
+        elif not layer.shell.opened_by and not _waits(layer):
+            yield Hit(
+                layer.pipeline.span,
+                "it belongs to this terminal, and is hung up on with it",
+                edits=(Edit(before(layer.pipeline.span), "nohup "),),
+            )
+
+
+def _waits(layer: Layer) -> bool:
+    later = layer.shell.script.after(layer.pipeline)
+    return any(p.commands[0].argv[:1] == ["wait"] for p in later)
+
+
+def _torchrun(launch: Launch) -> Iterator[Hit]:
+    for chain in launch.trainers:
+        names = chain.names()
+        argv = chain.program.command.argv
+        named = [word for word in argv[:4] if basename(word) in TORCH_LAUNCHERS | TORCH_MODULES]
+        if named and "nohup" in names and "setsid" not in names and chain.program.tty:
+            nohup = next(layer for layer in chain.layers if layer.name == "nohup")
+            word = nohup.command.words[0]
+            yield Hit(
+                word.span,
+                f"{basename(named[0])} handles SIGHUP itself and stops its workers",
+                edits=(Edit(word.span, "setsid"),),
+            )
+
+
+RULES = (
+    Rule(
+        "DL017",
+        "nohup may come too late",
+        Severity.RUN,
+        "When the shell ends, its terminal hangs up, and SIGHUP can arrive before nohup has made"
+        " the program ignore it: measured, 61 of 100 runs of `nohup ... & echo $!` never started.",
+        "ssh -t host 'nohup python -u train.py >> /tmp/train.log 2>&1 & echo $!'",
+        "ssh -t host \"trap '' HUP; nohup python -u train.py >> /tmp/train.log 2>&1 & echo \\$!\"",
+        "the shell goes on for some seconds.",
+        _race,
+    ),
+    Rule(
+        "DL018",
+        "`&` on a terminal that goes away",
+        Severity.RUN,
+        "The program belongs to the terminal's session: when the connection, the window or the"
+        " shell ends, it gets SIGHUP and dies. disown comes too late as well.",
+        "ssh -t host 'python -u train.py >> /tmp/train.log 2>&1 &'",
+        "ssh -t host \"trap '' HUP; nohup python -u train.py >> /tmp/train.log 2>&1 &\"",
+        "you stay until it has ended.",
+        _unprotected,
+    ),
+    Rule(
+        "DL019",
+        "nohup does not protect torchrun",
+        Severity.RUN,
+        "torchrun installs a handler of its own for SIGHUP, which undoes nohup: when the terminal"
+        " goes away, it ends all workers.",
+        "nohup torchrun --nproc-per-node 8 train.py >> train.log 2>&1 &",
+        "setsid torchrun --nproc-per-node 8 train.py >> train.log 2>&1 &",
+        "no terminal is there that could hang up.",
+        _torchrun,
+    ),
+)

@@ -1,0 +1,267 @@
+"""What comes close to a finding and is none, beside its neighbour that is one."""
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from diagnostics.launch.check import check
+from diagnostics.launch.shell import Source
+
+LOG = ">> /workspace/train.log 2>&1"
+KEEP = "\\; set-option remain-on-exit on"
+
+# (code, a launch that has it, one that comes close)
+PAIRS = [
+    ("DL001", f"python -u train.py {LOG.replace('space', 'shop')}", f"python -u train.py {LOG}"),
+    (
+        "DL001",
+        "mkdir -p other; python -u train.py >> logs/a.log 2>&1",
+        "mkdir -p logs/deeper; python -u train.py >> logs/a.log 2>&1",
+    ),
+    (
+        "DL001",
+        "D=logs; python -u train.py >> $D/a.log 2>&1",
+        'D=logs; mkdir -p "$D"; python -u train.py >> ${D}/a.log 2>&1',
+    ),
+    (
+        "DL001",
+        "(cd /workspace); python -u train.py >> home/none/a.log 2>&1",
+        "cd home/miniconda3; python -u ../../train.py >> etc/a.log 2>&1",
+    ),
+    ("DL004", "python -u train.py > a.log 2>&1", "python -u train.py > a-$$.log 2>&1"),
+    ("DL004", "A=a; python -u train.py > $A.log 2>&1", "python -u train.py > $RUN.log 2>&1"),
+    ("DL004", "python train.py | tee a", "set -C; python train.py > a"),
+    ("DL004", "script -f -c 'python train.py' a", "script -f -a -c 'python train.py' a"),
+    (
+        "DL005",
+        "ssh h 'python -u train.py >> a.log 2>&1'",
+        "ssh h 'cd /srv && python -u train.py >> a.log 2>&1'",
+    ),
+    ("DL005", "bash -c 'python train.py >> a'", "python train.py >> a"),
+    ("DL007", "python train.py | tee -a a", "set -euo pipefail; python train.py | tee -a a"),
+    (
+        "DL007",
+        "bash -c 'python train.py | tee -a a'",
+        "bash -o pipefail -c 'python train.py | tee -a a'",
+    ),
+    ("DL007", "python train.py | cat", "python train.py | cat; exit ${PIPESTATUS[0]}"),
+    ("DL008", "python train.py > >(tee a)", "python train.py > >(tee a); wait"),
+    ("DL009", "python train.py 2>&1 > a", "python train.py > a 2>&1"),
+    ("DL010", "python train.py > a", "python train.py > a 2> b"),
+    ("DL010", "python train.py | tee a", "python train.py |& tee a"),
+    ("DL010", "python train.py > a 2> /dev/null", "python train.py &> a"),
+    ("DL011", "python train.py > a", "PYTHONUNBUFFERED=x python train.py > a"),
+    ("DL011", "PYTHONUNBUFFERED=1; python train.py > a", "python -Xdev -u train.py > a"),
+    ("DL011", "python train.py | cat", "python train.py"),
+    ("DL011", "python -m train > a", "python -m torch.distributed.run train.py > a"),
+    ("DL011", "ssh h python train.py", "ssh -t h python train.py"),
+    (
+        "DL012",
+        "export PYTHONUNBUFFERED=; python train.py > a",
+        "export PYTHONUNBUFFERED=no; python train.py > a",
+    ),
+    (
+        "DL012",
+        "PYTHONUNBUFFERED=1; python train.py > a",
+        "PYTHONUNBUFFERED=1; export PYTHONUNBUFFERED; python train.py > a",
+    ),
+    (
+        "DL012",
+        "env PYTHONUNBUFERED=1 python train.py > a",
+        "env PYTHONFAULTHANDLER=0 PYTHONHASHSEED=0 python train.py > a",
+    ),
+    ("DL013", "stdbuf -oL python train.py", "stdbuf -oL ./trainer"),
+    (
+        "DL015",
+        'ssh h "python train.py & echo $!"',
+        'python train.py & ssh h "echo $! is mine"',
+    ),
+    ("DL015", 'bash -c "python train.py; echo $?"', "bash -c 'python train.py; echo $?'"),
+    (
+        "DL015",
+        "ssh h <<EOF\npython train.py & echo $!\nEOF",
+        "ssh h <<'EOF'\npython train.py & echo $!\nEOF",
+    ),
+    ("DL016", "bash keeps-signals.sh & echo $!", "bash passes-signals.sh & echo $!"),
+    ("DL016", "python train.py | tee a & P=$!", "python train.py | tee a & wait $!"),
+    ("DL016", "timeout 9 python train.py & echo $!", "nice python train.py & echo $!"),
+    ("DL016", "ssh h python train.py & echo $!", "bash -c 'python train.py' & echo $!"),
+    (
+        "DL017",
+        "ssh -t h 'nohup python train.py > a &'",
+        "ssh h 'nohup python train.py > a &'",
+    ),
+    (
+        "DL017",
+        "tmux new -d 'nohup python train.py & echo $!'",
+        "tmux new -d 'nohup python train.py & wait'",
+    ),
+    ("DL018", "python train.py > a &", "nohup python train.py > a &"),
+    ("DL018", "python train.py > a & disown", "python train.py > a & wait"),
+    ("DL018", "tmux new -d 'python train.py > a &'", "tmux new -d 'setsid python train.py > a &'"),
+    ("DL019", "nohup torchrun train.py &", "nohup setsid torchrun train.py &"),
+    ("DL019", "nohup torchrun train.py &", "ssh h 'nohup torchrun train.py &'"),
+    ("DL021", "tmux new -d 'python train.py'", "tmux new -d 'python train.py; exec bash'"),
+    ("DL021", "tmux new -d 'python train.py'", f"tmux new -d 'python train.py' {KEEP}"),
+    (
+        "DL021",
+        "tmux new -d 'python train.py'",
+        "tmux new -ds x; tmux send -t x 'python train.py' C-m",
+    ),
+    ("DL021", "tmux new -d 'python train.py'", "tmux new -d 'python train.py; echo $? > end'"),
+    ("DL024", "ssh h tmux new 'python train.py'", "ssh -t h tmux new 'python train.py'"),
+    ("DL025", "exec python train.py; echo no", "if x; then exec python train.py; fi; echo yes"),
+    ("DL025", "exec python train.py\ncp a b", "exec > a 2>&1; python train.py"),
+    ("DL026", "bash keeps-signals.sh", "bash passes-signals.sh"),
+    ("DL027", "docker exec c python train.py > a", "docker exec c bash -c 'python train.py > a'"),
+    ("DL027", "tmux new -d 'python train.py' > a", "tmux new -d 'python train.py > a' > /dev/null"),
+    ("DL027", "ssh h python train.py | tee a", "srun python train.py > a"),
+    (
+        "DL028",
+        "ssh h bash -lc 'nohup python train.py'",
+        "ssh h \"bash -lc 'nohup python train.py'\"",
+    ),
+    (
+        "DL028",
+        "docker exec c cd /app && python train.py",
+        "docker exec c python prepare.py && python train.py",
+    ),
+    (
+        "DL028",
+        "lxc exec c -- 'python train.py > /tmp/a'",
+        "lxc exec c -- sh -c 'python train.py > /tmp/a'",
+    ),
+    ("DL028", "nohup 'python train.py' &", "nohup '/opt/my tools/python' train.py &"),
+    ("DL035", "tmux new -d 'source a'", "tmux new -d 'source a; exec bash'"),
+    ("DL030", "nohup python train.py > /dev/null &", "nohup python train.py &"),
+    (
+        "DL030",
+        "tmux new -d 'python train.py'",
+        "tmux new -d 'python train.py' \\; pipe-pane 'cat > a'",
+    ),
+    ("DL031", "python absent.py", "git clone u; python absent.py"),
+    ("DL031", "source v/bin/activate; python train.py", "python -m venv v; source v/bin/activate"),
+    ("DL031", "./train.py > a", "bash start.sh"),
+    ("DL031", "source ./activate; python train.py", "source activate; python train.py"),
+    ("DL006", "python train.py | tee -a none/a", "python train.py | tee >(gzip > none.gz) -a a"),
+    ("DL031", "no-such-trainer.py", "source bin/python; no-such-trainer.py"),
+    (
+        "DL032",
+        "ssh h 'conda activate x; python train.py'",
+        "ssh h 'eval \"$(conda shell.bash hook)\"; conda activate x; python train.py'",
+    ),
+    ("DL032", "bash -c 'conda activate x; python a'", "bash -ic 'conda activate x; python a'"),
+    ("DL033", "sh -c 'python train.py &> a'", "bash -c 'python train.py &> a'"),
+    ("DL033", "dash -c 'python train.py &> a'", "sh -c 'python train.py > a 2>&1'"),
+    ("DL034", "script -c 'python train.py' a", "script -qefc 'python train.py' a"),
+]
+
+
+@pytest.fixture(autouse=True)
+def plain(world: Path) -> None:
+    """train.py is not executable here."""
+    (world / "train.py").chmod(0o644)
+
+
+def codes(text: str, world: Path) -> set[str]:
+    text = text.replace("/workspace", str(world / "workspace"))
+    return {f.rule.code for f in check(Source("command line", text)).findings}
+
+
+@pytest.mark.parametrize(("code", "found", "near"), PAIRS, ids=[f"{c} {t}" for c, t, _ in PAIRS])
+def test_it_is_found_and_its_neighbour_is_not(
+    code: str, found: str, near: str, world: Path
+) -> None:
+    assert code in codes(found, world)
+    assert code not in codes(near, world)
+
+
+SETTINGS = [
+    ("DL022", "set -g destroy-unattached on", "set -g destroy-unattached off"),
+    ("DL022", "set-option -s exit-unattached on", "# set -s exit-unattached on"),
+    ("DL022", "set -g destroy-unattached on", "set -g destroy-unattached keep-last"),
+    ("DL023", 'set -g default-shell "/bin/false"', "set -g default-shell /bin/bash"),
+    ("DL023", "set -g default-shell /usr/bin/tcsh", "set -g default-shell /usr/bin/zsh"),
+    ("DL021", "set -g mouse on", "set -g remain-on-exit on"),
+]
+
+
+@pytest.mark.parametrize(("code", "found", "near"), SETTINGS)
+def test_tmux_settings_of_the_user_count(code: str, found: str, near: str, world: Path) -> None:
+    settings = world / "home" / ".tmux.conf"
+    launch = f"tmux new-session -d -s x 'exec python -u train.py {LOG}'"
+    for text, expected in ((found, True), (near, False)):
+        settings.write_text(f"{text}\n")
+        assert (code in codes(launch, world)) == expected
+    # Another machine has settings of its own.
+    settings.write_text(f"{found}\n")
+    assert code == "DL021" or code not in codes(f'ssh h "{launch}"', world)
+
+
+@pytest.fixture
+def running(world: Path) -> Iterator[None]:
+    """A session `job` on what is this test's default server."""
+    subprocess.run(["tmux", "new-session", "-d", "-s", "job", "cat"], check=True, timeout=30)
+    yield
+    subprocess.run(["tmux", "kill-server"], check=False, timeout=30)
+
+
+@pytest.mark.parametrize(
+    ("launch", "taken"),
+    [
+        ("tmux new-session -d -s job 'python train.py'", True),
+        ("tmux new -ds job 'python train.py'", True),
+        ("tmux new-session -d -s jo 'python train.py'", False),
+        ("tmux new-session -A -d -s job 'python train.py'", False),
+        ("tmux -L mine new-session -d -s job 'python train.py'", False),
+        ("tmux kill-session -t job; tmux new-session -d -s job 'python train.py'", False),
+        ("ssh h \"tmux new-session -d -s job 'python train.py'\"", False),
+    ],
+)
+def test_whose_session_is_taken(launch: str, taken: bool, running: None, world: Path) -> None:
+    assert ("DL020" in codes(launch, world)) == taken
+
+
+def test_asking_for_a_session_starts_no_server(world: Path) -> None:
+    codes("tmux new-session -d -s job 'python train.py'", world)
+    assert not list(world.glob("tmux-*/*"))
+
+
+def test_the_other_copy_is_compared_byte_by_byte(world: Path) -> None:
+    launch = "chroot other-root bash -c 'exec python -u /workspace/train.py >> /tmp/a 2>&1'"
+    assert "DL029" in codes(launch, world)
+    mine = world / "workspace" / "train.py"
+    (world / "other-root" / str(mine).lstrip("/")).write_bytes(mine.read_bytes())
+    assert "DL029" not in codes(launch, world)
+
+
+def test_a_script_that_asks_for_sh_does_not_know_and_greater(world: Path) -> None:
+    for interpreter, expected in (("/bin/sh", True), ("/bin/bash", False)):
+        (world / "go.sh").write_text(f"#!{interpreter}\nexec python -u train.py &>> a.log\n")
+        (world / "go.sh").chmod(0o755)
+        assert ("DL033" in codes("./go.sh", world)) == expected
+    assert "DL033" in codes("sh go.sh", world)
+
+
+def test_what_a_sourced_script_sets_counts(world: Path) -> None:
+    (world / "env.sh").write_text("export PYTHONUNBUFFERED=1 LOGS=/workspace\n")
+    launch = "source env.sh; python train.py > $LOGS/a.log 2>&1"
+    assert codes(launch, world) == {"DL001", "DL004"}
+    assert "DL011" in codes(launch.replace("source", "cat"), world)
+
+
+def test_a_variable_in_front_of_a_command_is_not_known_to_its_redirects(world: Path) -> None:
+    assert "DL004" in codes("L=a; python -u train.py > $L 2>&1", world)
+    assert "DL004" not in codes("L=a python -u train.py > $L 2>&1", world)
+    assert "DL004" in codes("L=a bash -c 'python -u train.py > $L 2>&1'", world)
+
+
+def test_the_login_shell_counts_where_tmux_is_told_nothing(
+    world: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launch = f"tmux new-session -d -s x 'exec python -u train.py {LOG}' {KEEP}"
+    assert codes(launch, world) == set()
+    monkeypatch.setenv("SHELL", "/usr/sbin/nologin")
+    assert codes(launch, world) == {"DL023"}
