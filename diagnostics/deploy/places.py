@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from diagnostics.deploy import fingerprint
+from diagnostics.prefix import behind as behind_prefix
 
 LIMIT_S = 150.0
-# These hand their words to a shell, joined by spaces: what is behind them must be quoted for it.
-JOINING = {"ssh"}
 
 
 class Unreachable(Exception):
@@ -58,7 +57,7 @@ def answer_behind(prefix: str, source: str, *arguments: str) -> dict[str, Any]:
 
     Raises Unreachable.
     """
-    command = command_behind(prefix, ["python3", "-", *arguments])
+    command = behind_prefix(shlex.split(prefix), ["python3", "-", *arguments])
     try:
         done = subprocess.run(
             command, input=source, capture_output=True, text=True, timeout=LIMIT_S
@@ -68,14 +67,6 @@ def answer_behind(prefix: str, source: str, *arguments: str) -> dict[str, Any]:
     except subprocess.TimeoutExpired as error:
         raise Unreachable(f"--exec-in {prefix!r}: no answer within {LIMIT_S:g} s") from error
     return _answer(prefix, done)
-
-
-def command_behind(prefix: str, words: Sequence[str]) -> list[str]:
-    """The words behind the prefix, quoted once for every ssh in it."""
-    before = shlex.split(prefix)
-    for _ in range(sum(os.path.basename(word) in JOINING for word in before)):
-        words = [shlex.quote(word) for word in words]
-    return [*before, *words]
 
 
 def _answer(prefix: str, done: subprocess.CompletedProcess[str]) -> dict[str, Any]:

@@ -1,7 +1,6 @@
 """Run `onsite`, the trainer's side, behind a prefix such as `pct exec 200 --` or `ssh host`."""
 
 import json
-import os
 import shlex
 import subprocess
 from collections.abc import Sequence
@@ -9,6 +8,7 @@ from collections.abc import Sequence
 from diagnostics.launch import onsite
 from diagnostics.launch.journal import parsed
 from diagnostics.launch.onsite import Record
+from diagnostics.prefix import behind
 
 
 class Unreachable(Exception):
@@ -16,16 +16,9 @@ class Unreachable(Exception):
 
 
 def through(prefix: Sequence[str], python: str, verb: str, asked: Record) -> list[str]:
-    """The words that do it.
-
-    ssh joins its words with spaces, and a shell on the other side takes them apart again: what
-    comes behind each ssh is quoted once more. No other prefix is known to.
-    """
+    """The words that do it."""
     with open(onsite.__file__, encoding="utf-8") as file:
-        words = [python, "-I", "-c", file.read(), verb, json.dumps(asked)]
-    for _ in (word for word in prefix if os.path.basename(word) == "ssh"):
-        words = [shlex.quote(word) for word in words]
-    return [*prefix, *words]
+        return behind(prefix, [python, "-I", "-c", file.read(), verb, json.dumps(asked)])
 
 
 def ask(prefix: Sequence[str], python: str, verb: str, asked: Record, *, within_s: float) -> Record:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from diagnostics.launch.layers import Launch, read
 from diagnostics.launch.rules import RULES
-from diagnostics.launch.rules.rule import Edit, Hit, Rule, Severity
+from diagnostics.launch.rules.rule import Edit, Hit, Rule, Severity, applied
 from diagnostics.launch.shell import Source
 
 IGNORE = re.compile(r"#\s*dflash-diag:\s*ignore=([A-Z0-9, ]+)")
@@ -84,7 +84,7 @@ def _codes(line: str) -> list[str]:
 def _with_mending(finding: Finding, launch: Launch) -> Finding:
     """With the lines as they should be, if reading them again shows that they are better."""
     source = finding.hit.span.source
-    new = _apply(source, finding.hit.edits)
+    new = _mended(source, finding.hit.edits)
     if new == source or not _better(launch, _again(launch, new), finding):
         return finding
     old_lines = source.text.splitlines()
@@ -100,11 +100,8 @@ def _again(launch: Launch, source: Source) -> Launch:
     return read(launch.source, {source.path: source.text})
 
 
-def _apply(source: Source, edits: Iterable[Edit]) -> Source:
-    text = source.text
-    for edit in sorted(edits, key=lambda edit: edit.span.start, reverse=True):
-        text = text[: edit.span.start] + edit.text + text[edit.span.end :]
-    return replace(source, text=text)
+def _mended(source: Source, edits: Iterable[Edit]) -> Source:
+    return replace(source, text=applied(source.text, edits))
 
 
 def _better(old: Launch, new: Launch, mended: Finding) -> bool:
@@ -136,6 +133,6 @@ def _all_mended(launch: Launch, findings: list[Finding]) -> str:
 def _improvements(launch: Launch) -> Iterator[Launch]:
     for finding in _findings(launch):
         if finding.hit.edits and finding.hit.span.source == launch.source:
-            new = read(_apply(launch.source, finding.hit.edits))
+            new = read(_mended(launch.source, finding.hit.edits))
             if not _is_ignored(finding) and _better(launch, new, finding):
                 yield new

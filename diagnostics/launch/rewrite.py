@@ -8,14 +8,14 @@ and refused if it does not read as the same launch.
 
 import re
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from diagnostics.launch.harmless import STAND_INS, objections
 from diagnostics.launch.layers import Chain, Launch, Layer, read
 from diagnostics.launch.private_tmux import shim_with_settings
-from diagnostics.launch.rules.rule import Edit
+from diagnostics.launch.rules.rule import Edit, applied
 from diagnostics.launch.scene import Plan, place_victim
 from diagnostics.launch.shapes import Look, Shape
 from diagnostics.launch.shell import Command, Redirect, Source, Word
@@ -104,7 +104,7 @@ class _Edits:
                 self._add(Edit(handed.words[0].span, str(self._copy(source))))
         source = self._launch.source
         if source.path is None:
-            return _applied(source.text, self._by_file.get(None, []))
+            return applied(source.text, self._by_file.get(None, []))
         copy = self._copy(source)
         return str(copy) if source.text.startswith("#!") else f"bash {copy}"
 
@@ -113,25 +113,10 @@ class _Edits:
         edits = [*self._by_file.get(source.path, []), *_own_paths(self._launch, source)]
         name = re.sub(r"[^\w.]", "_", source.path.name)
         copy = self._folder / "scripts" / f"{len(self._by_file)}-{name}"
-        copy.write_text(_applied(source.text, edits))
+        copy.write_text(applied(source.text, edits))
         shutil.copymode(source.path, copy)
         copy.chmod(copy.stat().st_mode | 0o100)
         return copy
-
-
-def _applied(text: str, edits: Iterable[Edit]) -> str:
-    """The text with its edits made; one within another is not needed."""
-    unique = list(dict.fromkeys(edits))
-    outer = [
-        edit
-        for edit in unique
-        if not any(
-            o is not edit and o.span.covers(edit.span) and o.span != edit.span for o in unique
-        )
-    ]
-    for edit in sorted(outer, key=lambda edit: edit.span.start, reverse=True):
-        text = text[: edit.span.start] + edit.text + text[edit.span.end :]
-    return text
 
 
 def _own_paths(launch: Launch, source: Source) -> Iterator[Edit]:

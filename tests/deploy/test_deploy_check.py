@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from diagnostics.cli import main
 from diagnostics.deploy import fingerprint
-from diagnostics.deploy.places import command_behind
+from diagnostics.prefix import behind
 
 NEEDS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="chroot needs root")
 NAME = "trainer.compile:install_thread_local_flag"
@@ -152,10 +152,10 @@ def test_behind_a_command_nothing_but_python_is_needed(right, manifest, ssh, tmp
 
 def test_every_ssh_takes_one_layer_of_quotes_away():
     words = ["python3", "-", '{"what": "a b"}']
-    assert command_behind("docker exec -i c", words)[-3:] == words
-    once = command_behind("ssh host", words)[2:]
+    assert behind(["docker", "exec", "-i", "c"], words)[-3:] == words
+    once = behind(["ssh", "host"], words)[2:]
     assert shlex.split(" ".join(once)) == words
-    twice = command_behind("ssh a ssh b", words)[4:]
+    twice = behind(["ssh", "a", "ssh", "b"], words)[4:]
     assert shlex.split(" ".join(shlex.split(" ".join(twice)))) == words
 
 

@@ -282,7 +282,7 @@ def test_a_console_script_keeps_its_interpreter(rewritten, place, monkeypatch):
 
 
 def test_what_no_longer_reads_as_the_same_launch_is_refused(rewritten, monkeypatch):
-    monkeypatch.setattr("diagnostics.launch.rewrite._applied", lambda text, _edits: text)
+    monkeypatch.setattr("diagnostics.launch.rewrite.applied", lambda text, _edits: text)
     with pytest.raises(CannotRewrite, match="no longer reads as the same launch"):
         rewritten("python3 train.py > train.log 2>&1")
 

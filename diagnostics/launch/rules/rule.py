@@ -1,6 +1,6 @@
 """What a rule is, and what it finds. A rule documents itself: its page is made of its fields."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -24,6 +24,19 @@ class Edit:
 
     span: Span
     text: str
+
+
+def applied(text: str, edits: Iterable[Edit]) -> str:
+    """The text with its edits made; one within another is not needed."""
+    unique = list(dict.fromkeys(edits))
+    outer = [
+        edit
+        for edit in unique
+        if not any(o.span.covers(edit.span) and o.span != edit.span for o in unique)
+    ]
+    for edit in sorted(outer, key=lambda edit: edit.span.start, reverse=True):
+        text = text[: edit.span.start] + edit.text + text[edit.span.end :]
+    return text
 
 
 @dataclass(frozen=True)
