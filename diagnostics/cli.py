@@ -7,6 +7,7 @@ import click
 
 from diagnostics.deploy.command import deploy_check
 from diagnostics.environment.command import env
+from diagnostics.everything import everything
 from diagnostics.launch.command import explain, launch_check
 from diagnostics.launch.launch_command import launch
 from diagnostics.probes import preflight
@@ -39,6 +40,7 @@ main.add_command(env)
 main.add_command(fxrace)
 main.add_command(stacks)
 main.add_command(deploy_check)
+main.add_command(everything)
 main.add_command(launch_check)
 main.add_command(explain)
 main.add_command(launch)
