@@ -13,6 +13,7 @@ from diagnostics.launch.launch_command import launch
 from diagnostics.probes import preflight
 from diagnostics.probes.fxrace.command import fxrace
 from diagnostics.render import json, text
+from diagnostics.report.command import report
 from diagnostics.stacks.command import stacks
 from diagnostics.verdict import EXIT_CODES, Verdict
 
@@ -41,6 +42,7 @@ main.add_command(fxrace)
 main.add_command(stacks)
 main.add_command(deploy_check)
 main.add_command(everything)
+main.add_command(report)
 main.add_command(launch_check)
 main.add_command(explain)
 main.add_command(launch)

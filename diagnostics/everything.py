@@ -65,22 +65,30 @@ def everything(
     What needs to be told something (a launch, a run, a manifest) runs when it is; the table says
     what did not run, and how to ask for it.
     """
-    probes = list(_probes(quick, config, launch, run, manifest))
+    asked, left_out = chosen(quick, config, launch, run, manifest)
 
     def show(line: str) -> None:
         click.echo(line, err=as_json)
 
-    told = run_all([probe for probe in probes if probe.words], show)
-    verdict = summed_up(told, [probe for probe in probes if not probe.words])
+    told = run_all(asked, show)
+    verdict = summed_up(told, left_out)
     if as_json:
         click.echo(json.render(verdict))
     else:
         click.echo(
-            "\n" + "\n".join(_table(told, probes)) + f"\n\n{verdict.status}: {verdict.summary}"
+            "\n" + "\n".join(_table(told, left_out)) + f"\n\n{verdict.status}: {verdict.summary}"
         )
     if junit_file:
         junit.write(junit_file, junit.render(verdict, "all", [_case(one) for one in told]))
     sys.exit(verdict.exit_code)
+
+
+def chosen(
+    quick: bool, config: Path | None, launch: Path | None, run: Path | None, manifest: Path | None
+) -> tuple[list[Probe], list[Probe]]:
+    """The probes that apply, and those that would have to be told something."""
+    probes = list(_probes(quick, config, launch, run, manifest))
+    return [p for p in probes if p.words], [p for p in probes if not p.words]
 
 
 def _probes(
@@ -157,16 +165,15 @@ def summed_up(told: list[Told], left_out: list[Probe]) -> Verdict:
     return Verdict(Status.OK, "nothing-found", f"{len(told)} probes found nothing{rest}", evidence)
 
 
-def _table(told: list[Told], probes: list[Probe]) -> Iterator[str]:
-    width = max(len(probe.name) for probe in probes)
+def _table(told: list[Told], left_out: list[Probe]) -> Iterator[str]:
+    width = max(len(probe.name) for probe in [*left_out, *(one.probe for one in told)])
     for one in told:
         head = f"{one.probe.name:<{width}}  {one.verdict.status:<8}{one.seconds:6.1f} s"
         yield f"{head}  {one.verdict.summary}"
         if one.verdict.status is not Status.OK and one.verdict.remedy:
             yield f"{'':<{width}}  {'':8}{'':8}  {one.verdict.remedy}"
-    for probe in probes:
-        if not probe.words:
-            yield f"{probe.name:<{width}}  {'-':<8}{'':8}  {probe.why}"
+    for probe in left_out:
+        yield f"{probe.name:<{width}}  {'-':<8}{'':8}  {probe.why}"
 
 
 def _case(told: Told) -> junit.Case:

@@ -22,7 +22,7 @@ def outcome(tmp_path):
                 *("-p", "diagnostics.pytest_plugin", "-p", "no:cacheprovider"),
             ],
             cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            env={**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
             capture_output=True,
             text=True,
             timeout=120,

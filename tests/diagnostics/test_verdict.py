@@ -13,6 +13,7 @@ from diagnostics.verdict import ProbeExit, Status, Verdict
 EXIT_CODES = {"OK": 0, "PROBLEM": 1, "USAGE": 2, "UNKNOWN": 3}
 JSON_KEYS = ["status", "code", "summary", "evidence", "remedy"]
 COMMANDS = {
+    "report": {"-o", "--quick", "--config", "--launch", "--run", "--manifest"},
     "all": {"--quick", "--config", "--launch", "--run", "--manifest", "--json", "--junit"},
     "env": {"--save", "--diff", "--exec-in", "--json"},
     "deploy-check": set(),  # a group: write, verify, process

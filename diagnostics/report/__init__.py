@@ -1,0 +1,1 @@
+"""One page with everything that `dflash-diag all` found, to attach to an issue."""
