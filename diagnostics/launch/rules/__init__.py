@@ -9,11 +9,12 @@ from diagnostics.launch.rules import (
     places,
     programs,
     sessions,
+    trainer,
     wrappers,
 )
 from diagnostics.launch.rules.rule import Rule
 
-MODULES = (paths, pipes, buffering, pids, hangup, sessions, wrappers, places, programs)
+MODULES = (paths, pipes, buffering, pids, hangup, sessions, wrappers, places, programs, trainer)
 RULES: dict[str, Rule] = {
     rule.code: rule
     for rule in sorted((r for module in MODULES for r in module.RULES), key=lambda r: r.code)
