@@ -12,6 +12,7 @@ from diagnostics.launch.command import explain, launch_check
 from diagnostics.launch.launch_command import launch
 from diagnostics.probes import preflight
 from diagnostics.probes.fxrace.command import fxrace
+from diagnostics.probes.gate_check import gate_check
 from diagnostics.render import json, text
 from diagnostics.report.command import report
 from diagnostics.stacks.command import stacks
@@ -39,6 +40,7 @@ def _add_probe(name: str, probe: Callable[[], Verdict]) -> None:
 _add_probe("preflight", preflight.probe)
 main.add_command(env)
 main.add_command(fxrace)
+main.add_command(gate_check)
 main.add_command(stacks)
 main.add_command(deploy_check)
 main.add_command(everything)

@@ -8,21 +8,47 @@ first point is no step of a schedule: it must touch nothing that is shared.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from turns import Ended, Player, Step, Unclear, Watched
+from turns import Ended, Player, Step, Touched, Unclear, Watched
 
 DEADLINE_S = 20.0  # for one thread to come to its next point
 
 
+def _nobody() -> str:
+    return ""
+
+
+def _not_yet() -> str | None:
+    return None
+
+
+def _nothing(_ended: Mapping[str, Ended]) -> str:
+    return ""
+
+
 @dataclass(frozen=True)
 class Trial:
-    """One fresh start: the threads' functions, and what is wrong once all have ended, or None."""
+    """One fresh start: the threads' functions, and what is wrong once all have ended, or None.
+
+    A body may start more players. With the end of the thread called `last`, if there is one, the
+    program is over and takes the others with it. `alone` names a thread whose steps need not be
+    interleaved with anything now; `failed` says what is wrong already, which ends the schedule.
+    `outcome` says how it ended, right or wrong. The search of
+    states.py asks for `state`, equal only where everything goes on alike, and for what was
+    `touched` since it was last asked.
+    """
 
     bodies: Mapping[str, Callable[[], object]]
     judge: Callable[[Mapping[str, Ended]], str | None]
+    last: str = ""
+    alone: Callable[[], str] = _nobody
+    failed: Callable[[], str | None] = _not_yet
+    outcome: Callable[[Mapping[str, Ended]], str] = _nothing
+    state: Callable[[Sequence[Player]], Hashable] = id
+    touched: Callable[[], Touched] = Touched
 
 
 @dataclass(frozen=True)
@@ -32,6 +58,7 @@ class Schedule:
     steps: tuple[Step, ...]
     preemptions: int
     failure: str | None
+    outcome: str = ""
 
 
 @dataclass(frozen=True)
@@ -49,8 +76,12 @@ class Exploration:
     @property
     def bad(self) -> list[Schedule]:
         """The schedules that fail, the simplest first: few preemptions, few steps, an early one."""
-        bad = (one for one in self.schedules if one.failure)
-        return sorted(bad, key=lambda s: (s.preemptions, len(s.steps), _first_run(s.steps)))
+        return sorted((one for one in self.schedules if one.failure), key=simplicity)
+
+
+def simplicity(schedule: Schedule) -> tuple[int, int, int]:
+    """Smallest for the simplest schedule."""
+    return schedule.preemptions, len(schedule.steps), _first_run(schedule.steps)
 
 
 def explore(
@@ -71,8 +102,8 @@ def explore(
         deadline_s: for one thread to come to its next point.
     """
     found: list[Schedule] = []
-    known: list[_Choice] = []
-    follow: list[str] | None = []
+    known: list[Choice] = []
+    follow: list[Step] | None = []
     while follow is not None:
         if len(found) == limit:
             return Exploration(tuple(found), complete=False)
@@ -93,7 +124,7 @@ def replay(
     deadline_s: float = DEADLINE_S,
 ) -> Schedule:
     """Run the one schedule of these steps; raises `Unclear` if its points are others by now."""
-    played = _play(fresh(), watched, [step.thread for step in steps], deadline_s).schedule()
+    played = _play(fresh(), watched, steps, deadline_s).schedule()
     if played.steps != tuple(steps):
         raise Unclear("the schedule met other points than those that were recorded")
     return played
@@ -104,57 +135,115 @@ def _first_run(steps: Sequence[Step]) -> int:
     return next((n for n, step in enumerate(steps) if step.thread != steps[0].thread), len(steps))
 
 
-class _Choice(NamedTuple):
-    """Who could go on, first the thread that ran before; which of them did; who ran before."""
+class Choice(NamedTuple):
+    """Who could go on; which of them did; whether that may take the turn from the one before.
+
+    `after` ran before; it comes first, if it is among the options. `running`: it could go on
+    without a timeout or the like. `late`: the options are timeouts, since nobody can go on.
+    """
 
     options: tuple[Step, ...]
     taken: int
     after: str
+    running: bool
+    late: bool
+
+    @property
+    def step(self) -> Step:
+        return self.options[self.taken]
 
     def cost(self, taken: int) -> int:
         """1 if taking that option takes the turn from a thread that could have gone on."""
-        return int(taken > 0 and self.options[0].thread == self.after)
+        return int(self.running and self.options[taken].thread != self.after)
 
 
-class _Played(NamedTuple):
-    choices: list[_Choice]
+class Played(NamedTuple):
+    """A schedule that was run to its end, or as far as somebody was picked."""
+
+    choices: list[Choice]
     failure: str | None
+    outcome: str = ""
+    cut: bool = False
 
     def schedule(self) -> Schedule:
-        steps = tuple(choice.options[choice.taken] for choice in self.choices)
+        steps = tuple(choice.step for choice in self.choices)
         spent = sum(choice.cost(choice.taken) for choice in self.choices)
-        return Schedule(steps, spent, self.failure)
+        return Schedule(steps, spent, self.failure, self.outcome)
 
 
-def _play(trial: Trial, watched: Watched, follow: Sequence[str], deadline_s: float) -> _Played:
-    """Run one schedule: as `follow` names the threads, then with as few switches as it goes."""
-    players = [Player(name, body, watched) for name, body in trial.bodies.items()]
-    choices: list[_Choice] = []
+Pick = Callable[[Choice, Sequence[Player]], int | None]
+
+
+def play(trial: Trial, watched: Watched, pick: Pick, deadline_s: float = DEADLINE_S) -> Played:
+    """Run one schedule; `pick` says which option is taken, or None to go no further."""
+    company: list[Player] = []
+    company += [Player(name, body, watched, company) for name, body in trial.bodies.items()]
+    choices: list[Choice] = []
     try:
-        for player in players:
-            player.go_on(deadline_s)
-        while alive := [player for player in players if not player.ended]:
-            able = [player for player in alive if player.ready()]
-            if not able:
-                return _Played(choices, _deadlock(alive))
-            choices.append(_choose(able, choices, follow))
-            step = choices[-1].options[choices[-1].taken]
-            next(player for player in able if player.name == step.thread).go_on(deadline_s)
+        while alive := _alive(company, trial.last, deadline_s):
+            choice = _choice(alive, choices[-1].step.thread if choices else "", trial.alone())
+            if failure := trial.failed():
+                return Played(choices, failure)
+            if not choice.options:
+                return Played(choices, deadlock := _deadlock(alive), deadlock)
+            taken = pick(choice, company)
+            if taken is None:
+                return Played(choices, None, cut=True)
+            choices.append(choice._replace(taken=taken))
+            step = choices[-1].step
+            next(p for p in alive if p.name == step.thread).go_on(deadline_s, step.point)
     finally:
-        _give_up([player for player in players if not player.ended], deadline_s)
-    return _Played(choices, trial.judge({p.name: p.ended for p in players if p.ended}))
+        _give_up([player for player in company if not player.ended], deadline_s)
+    ended = {player.name: player.ended for player in company if player.ended}
+    return Played(choices, trial.judge(ended), trial.outcome(ended))
 
 
-def _choose(able: list[Player], before: list[_Choice], follow: Sequence[str]) -> _Choice:
-    """Raises `Unclear` if the thread that `follow` names cannot go on."""
-    after = before[-1].options[before[-1].taken].thread if before else ""
-    options = tuple(p.step for p in sorted(able, key=lambda player: player.name != after))
-    if len(before) >= len(follow):
-        return _Choice(options, 0, after)
-    names, name = [step.thread for step in options], follow[len(before)]
-    if name not in names:
-        raise Unclear(f"step {len(before) + 1}: {name} can not go on there any more")
-    return _Choice(options, names.index(name), after)
+def _play(trial: Trial, watched: Watched, follow: Sequence[Step], deadline_s: float) -> Played:
+    """Run one schedule: as `follow` names the steps, then with as few switches as it goes."""
+    number = 0
+
+    def pick(choice: Choice, _company: Sequence[Player]) -> int:
+        nonlocal number
+        number += 1
+        return _followed(choice, number, follow) if number <= len(follow) else 0
+
+    return play(trial, watched, pick, deadline_s)
+
+
+def _alive(company: list[Player], last: str, deadline_s: float) -> list[Player]:
+    """Those that have not ended, each at a point; nobody once the program is over."""
+    for player in company:
+        if not player.begun:
+            player.go_on(deadline_s)
+    over = any(player.name == last and player.ended for player in company)
+    return [] if over else [player for player in company if not player.ended]
+
+
+def _choice(alive: list[Player], after: str, alone: str) -> Choice:
+    """The options: every open way of every thread, timeouts where there is no other."""
+    first = sorted(alive, key=lambda player: player.name != after)
+    moves = [(player, move) for player in first for move in player.moves if move.ready()]
+    if alone and any(player.name == alone for player, _ in moves):
+        moves = [(player, move) for player, move in moves if player.name == alone]
+    able = [(player, move) for player, move in moves if move.due_s is None]
+    late = not able and bool(moves)
+    if late:
+        next_s = min(move.due_s or 0.0 for _, move in moves)
+        able = [(player, move) for player, move in moves if move.due_s == next_s]
+    running = any(player.name == after and move is player.moves[0] for player, move in able)
+    options = tuple(Step(player.name, move.point) for player, move in able)
+    return Choice(options, 0, after, running, late)
+
+
+def _followed(choice: Choice, number: int, follow: Sequence[Step]) -> int:
+    """Raises `Unclear` if the thread that `follow` has there cannot go on."""
+    wanted = follow[number - 1]
+    if wanted in choice.options:
+        return choice.options.index(wanted)
+    names = [step.thread for step in choice.options]
+    if wanted.thread not in names:
+        raise Unclear(f"step {number}: {wanted.thread} can not go on there any more")
+    return names.index(wanted.thread)
 
 
 def _deadlock(players: list[Player]) -> str:
@@ -173,7 +262,7 @@ def _why(unclear: Unclear) -> str:
     return "\n".join(str(e) for e in (unclear.__context__, unclear) if isinstance(e, Unclear))
 
 
-def _compare(known: list[_Choice], played: list[_Choice], length: int) -> None:
+def _compare(known: list[Choice], played: list[Choice], length: int) -> None:
     """Raises `Unclear` if a replayed beginning met other points than when it was recorded."""
     for number, (before, now) in enumerate(zip(known[:length], played, strict=False), start=1):
         if before.options != now.options:
@@ -183,11 +272,11 @@ def _compare(known: list[_Choice], played: list[_Choice], length: int) -> None:
             )
 
 
-def _told(choice: _Choice) -> str:
+def _told(choice: Choice) -> str:
     return ", ".join(f"{step.thread} '{step.point}'" for step in choice.options)
 
 
-def _next(choices: list[_Choice], fixed: int, bound: int | None) -> list[str] | None:
+def _next(choices: list[Choice], fixed: int, bound: int | None) -> list[Step] | None:
     """Whom to follow for the next schedule: another choice, as late as there is one.
 
     The `fixed` first ones stay.
@@ -200,6 +289,5 @@ def _next(choices: list[_Choice], fixed: int, bound: int | None) -> list[str] | 
         if other == len(choice.options):
             continue
         if bound is None or spent[index] + choice.cost(other) <= bound:
-            done = [before.options[before.taken].thread for before in choices[:index]]
-            return [*done, choice.options[other].thread]
+            return [*(before.step for before in choices[:index]), choice.options[other]]
     return None

@@ -25,6 +25,15 @@ def timeline(schedule: Schedule, roles: Mapping[str, str]) -> Iterator[str]:
     yield from textwrap.wrap(f"=> {schedule.failure or 'nothing is wrong'}", WIDTH)
 
 
+def steps_in_lanes(schedule: Schedule) -> Iterator[str]:
+    """The lines for more threads than there is room for columns: each has a lane."""
+    names = list(dict.fromkeys(step.thread for step in schedule.steps))
+    for number, step in enumerate(schedule.steps, start=1):
+        lane = "  " * names.index(step.thread)
+        yield f"{number:>3}  {lane}{step.thread:<12} {step.point}"[:WIDTH].rstrip()
+    yield from textwrap.wrap(f"=> {schedule.failure or 'nothing is wrong'}", WIDTH)
+
+
 def _lines(schedule: Schedule) -> Iterator[tuple[str, str, str]]:
     """Number, thread, text; a long run of one thread's steps is cut in its middle."""
     numbered = enumerate(schedule.steps, start=1)

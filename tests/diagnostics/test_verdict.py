@@ -20,6 +20,7 @@ COMMANDS = {
     "preflight": {"--json"},
     "stacks": {"pid", "--name", "--run", "--watch", "--native", "--json"},
     "explain": {"code"},
+    "gate-check": {"--scenario", "--bug", "--quick", "--full", "--json", "--junit"},
     "fxrace": {
         *("--mode", "--cure", "--quick", "--full", "--device", "--explore", "--save", "--replay"),
         "--stress",
