@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -10,6 +11,15 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import pytest
+
+
+def pytest_configure() -> None:
+    """Take Ctrl-C, and let the tests' children take it, also where the shell has it ignored.
+
+    A shell starts what runs in the background with SIGINT ignored, and children inherit that.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

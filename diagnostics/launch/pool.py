@@ -51,6 +51,8 @@ class _Worker(Generic[T, R]):
 
 def _work(pipe: Connection, act: Callable[[T], R]) -> None:
     os.setsid()
+    # A shell starts what runs in the background with SIGINT ignored, and children inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     family.adopt_orphans()
     with suppress(EOFError, BrokenPipeError):
         while True:
