@@ -1,14 +1,8 @@
 """Who keeps a GPU busy, though the launch has failed."""
 
-import re
-import shutil
-import subprocess
-
+from diagnostics import gpus
 from diagnostics.launch.finding import Finding, excluded, first, fits, unknown
 from diagnostics.launch.remains import Process, Remains
-
-ANSWER_S = 15.0
-BUSY_MIB = 500  # a GPU that nobody uses has less
 
 
 def worker_left(remains: Remains) -> Finding:
@@ -39,35 +33,19 @@ def _holding(process: Process) -> str:
 
 def ghost(remains: Remains) -> Finding:
     """Memory is taken, or the GPU works, without a process that can be seen."""
-    if shutil.which("nvidia-smi") is None:
-        return excluded("no nvidia-smi here")
     if any(process.gpus for process in remains.processes):
         return excluded("whoever holds a GPU is seen")
-    query = [
-        "nvidia-smi",
-        "--query-gpu=index,memory.used,utilization.gpu",
-        "--format=csv,noheader,nounits",
-    ]
-    try:
-        answer = subprocess.run(query, capture_output=True, text=True, timeout=ANSWER_S)
-    except (OSError, subprocess.TimeoutExpired):
+    found = gpus.ask()
+    if found is None:
         return unknown("nvidia-smi does not answer")
-    busy = [
-        numbers[0] for line in answer.stdout.splitlines() if _is_busy(numbers := _numbers(line))
-    ]
+    if not found:
+        return excluded("no NVIDIA driver answers here")
+    busy = [gpu for gpu in found if gpu.is_busy]
     if not busy:
         return excluded("no GPU is busy")
-    shown = ", ".join(map(str, busy))
+    shown = ", ".join(str(gpu.index) for gpu in busy)
     if remains.unreadable:
         return unknown(f"GPU {shown} is busy; {remains.unreadable} processes cannot be read")
     return fits(
         f"GPU {shown} is busy, and no process holds one: another container, or a driver's ghost"
     )
-
-
-def _numbers(line: str) -> list[int]:
-    return [int(number) for number in re.findall(r"\d+", line)]
-
-
-def _is_busy(numbers: list[int]) -> bool:
-    return len(numbers) == 3 and (numbers[1] > BUSY_MIB or numbers[2] > 0)

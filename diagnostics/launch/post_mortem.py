@@ -17,7 +17,7 @@ from diagnostics.launch.finding import Finding, Fit
 from diagnostics.launch.last_lines import LAST_LINES
 from diagnostics.launch.mechanisms import AGAIN, MECHANISMS, Mechanism
 from diagnostics.launch.remains import Remains, gather
-from diagnostics.probes import preflight
+from diagnostics.processes import GPU
 from diagnostics.redact import redact
 from diagnostics.render import junit
 from diagnostics.reproducers import Outcome
@@ -41,7 +41,7 @@ def probe(
     session: str | None = None,
     since: float | None = None,
     recover: Path | None = None,
-    gpu: re.Pattern[str] = preflight.GPU,
+    gpu: re.Pattern[str] = GPU,
 ) -> tuple[Verdict, list[junit.Case]]:
     """Which mechanisms explain that this log is missing.
 

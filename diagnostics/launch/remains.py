@@ -14,14 +14,12 @@ from pathlib import Path
 
 import psutil
 
+from diagnostics import processes
 from diagnostics.launch import tmux_session
-from diagnostics.probes import preflight
 from diagnostics.redact import redact
 
-DELETED = " (deleted)"
 CSH_LOG = "1"  # where csh writes `> train.log 2>&1`
 CLOCK_S = 1.0  # /proc counts from a boot time in whole seconds
-MULTIPROCESSING = ("multiprocessing", "--multiprocessing-fork")
 
 
 @dataclass(frozen=True)
@@ -42,7 +40,7 @@ class Output:
     @property
     def path(self) -> str:
         """Its name, or the last one that it had."""
-        return self.link.removesuffix(DELETED)
+        return self.link.removesuffix(processes.DELETED)
 
     @property
     def is_deleted(self) -> bool:
@@ -133,8 +131,8 @@ def gather(log: Path, session: str | None, since: float | None, gpu: re.Pattern[
             "display-message", "-p", "-t", f"={session}:", "#{session_created}"
         )
         since = float(created) if created and created.isdigit() else None
-    holders, unreadable = preflight.holders(gpu)
-    gpus = {holder.pid: holder.devices for holder in holders}
+    table = processes.look()
+    gpus = {holder.pid: holder.devices(gpu) for holder in table.holders(gpu)}
     mounts = _mounts()
     own = {os.getpid(), *(parent.pid for parent in psutil.Process().parents())}
     found = []
@@ -148,7 +146,7 @@ def gather(log: Path, session: str | None, since: float | None, gpu: re.Pattern[
         except (psutil.Error, OSError):
             continue  # it has ended, or is counted in `unreadable`
     found = [*found, *_before_tee(log, mounts, {process.pid for process in found})]
-    return Remains(log, session, since, said, tuple(found), unreadable)
+    return Remains(log, session, since, said, tuple(found), table.unreadable)
 
 
 def _concerns(output: Output, log: Path) -> bool:
@@ -180,8 +178,7 @@ def _is_leaderless(process: psutil.Process, words: list[str]) -> bool:
     if not all(psutil.pid_exists(leader) for leader in leaders):
         return True
     parent = process.parent()
-    is_worker = any(mark in word for word in words for mark in MULTIPROCESSING)
-    is_worker = is_worker or "TORCHELASTIC_RUN_ID" in process.environ()
+    is_worker = processes.is_worker(tuple(words), process.environ())
     return is_worker and (parent is None or "python" not in parent.name())
 
 

@@ -17,7 +17,7 @@ COMMANDS = {
     "all": {"--quick", "--config", "--launch", "--run", "--manifest", "--json", "--junit"},
     "env": {"--save", "--diff", "--exec-in", "--json"},
     "deploy-check": set(),  # a group: write, verify, process
-    "preflight": {"--json"},
+    "preflight": {"--config", "--port", "--session", "--fix", "--json", "--junit"},
     "stacks": {"pid", "--name", "--run", "--watch", "--native", "--json"},
     "explain": {"code"},
     "gate-check": {"--scenario", "--bug", "--quick", "--full", "--json", "--junit"},

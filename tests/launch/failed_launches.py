@@ -11,13 +11,14 @@ import tempfile
 import time
 import uuid
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from diagnostics import processes
 from diagnostics.launch import family
 from diagnostics.launch.post_mortem import probe
-from diagnostics.probes import preflight
 from tests.launch.launching import WITHIN_S
 
 STAY = "import signal, sys\nprint('step 1', flush=True)\nopen('ready', 'w')\nsignal.pause()"
@@ -75,9 +76,14 @@ class Scene:
         gpu = re.compile(re.escape(str(self.gpu)))
         with pytest.MonkeyPatch.context() as patch:
             if self.unreadable is not None:
-                found, _ = preflight.holders(gpu)
-                patch.setattr(preflight, "holders", lambda _: (found, self.unreadable))
+                table = processes.look()
+                patch.setattr(processes, "look", lambda: self._with_unreadable(table))
             return probe(**{**wanted, **options}, gpu=gpu)
+
+    def _with_unreadable(self, table):
+        readable = [process for process in table.processes if process.is_readable]
+        hidden = [replace(readable[0], is_readable=False, links=(), maps=())] * self.unreadable
+        return replace(table, processes=(*readable, *hidden))
 
     def found(self):
         """The verdict's code and status, and which mechanisms fit or cannot be known."""
