@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import pytest
 
-from diagnostics.deploy import compare
+from diagnostics.deploy import compare, fingerprint
 from diagnostics.environment import difference
 from diagnostics.everything import Probe, Told, summed_up
 from diagnostics.probes import env
@@ -24,7 +24,7 @@ from diagnostics.verdict import Status, Verdict
 
 Mutants = Iterator[tuple[str, Callable[[], Verdict]]]
 FILES = {name: {"sha256": name * 8, "size": 1, "mtime": 1.0} for name in ("a.py", "b.py")}
-PLACE = {"directory": "/d", "host": "h", "files": FILES, "defines": {"p.a:f": True}}
+PLACE = {"directory": "/d", "host": "h", "files": FILES, "bytecode": {}, "defines": {"p.a:f": True}}
 
 
 def deploy_check(place=PLACE):
@@ -41,6 +41,8 @@ def deploy_check_mutants() -> Mutants:
     more = copy.deepcopy(PLACE)
     more["files"]["c.py"] = FILES["a.py"]
     yield "a file too many", lambda: deploy_check(more)
+    unchecked = {"__pycache__/a.pyc": fingerprint.UNCHECKED}
+    yield "unchecked bytecode", lambda: deploy_check({**PLACE, "bytecode": unchecked})
     yield "a name is gone", lambda: deploy_check({**PLACE, "defines": {"p.a:f": False}})
 
 

@@ -1,6 +1,7 @@
 """`dflash-diag deploy-check`: is the code that will run, or runs, the code that is meant?"""
 
 import json as jsonlib
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from diagnostics.deploy.process import age, running
 from diagnostics.render import json, text
 from diagnostics.verdict import EXIT_CODES, Status, Verdict
 
+FIRST_LINE = re.compile(r"\bdflash \S+ \| git [^|]+ \| code ([0-9a-f]{12}) \|")
 FILE = click.Path(path_type=Path, dir_okay=False)
 NAME = "MODULE:NAME"
 
@@ -31,13 +33,14 @@ def deploy_check() -> None:
 @click.argument("file", type=FILE, metavar="MANIFEST")
 def write(what: str, file: Path) -> None:
     """Write down the hashes of all files of a directory or of an installed package."""
-    from dflash.manifest import git_state
+    from dflash.manifest import git_state, package_hash
 
     try:
         found = places.here(what)
     except Unreachable as error:
         raise click.UsageError(str(error)) from error
     git = git_state(Path(found["directory"]))
+    found["code"] = package_hash(Path(found["directory"]))
     try:
         with file.open("x", encoding="utf-8") as stream:
             jsonlib.dump({**found, "git": git}, stream, indent=1)
@@ -130,12 +133,37 @@ def process(
     _finish(verdict, as_json)
 
 
+@deploy_check.command("log", epilog=EXIT_CODES)
+@click.argument("log", type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@click.argument("manifest", type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@click.option("--json", "as_json", is_flag=True, help="print one JSON object")
+def log_line(log: Path, manifest: Path, as_json: bool) -> None:
+    """Compare the code that a run of `dflash train` named in its first log line with a manifest.
+
+    The last such line counts, where a log holds several runs.
+    """
+    code = _read(manifest).get("code", "")
+    said = FIRST_LINE.findall(log.read_text(encoding="utf-8", errors="replace"))
+    if not said:
+        verdict = Verdict(Status.UNKNOWN, "no-first-line", f"{log} has no first line of a run")
+    elif code.startswith(said[-1]):
+        verdict = Verdict(Status.OK, "same-code", f"the run ran code {said[-1]}, the manifest's")
+    else:
+        summary = f"the run ran code {said[-1]}, the manifest has {code[:12]}"
+        verdict = Verdict(Status.PROBLEM, "other-code", summary)
+    _finish(verdict, as_json)
+
+
 def _with_process(verdict: Verdict, found: Any, place: dict[str, Any]) -> Verdict:
     """Add how its directory is known, and what makes the files no proof of what it runs."""
     changed = found.changed_since_start(place["files"])
     others = [copy for copy in found.copies if copy != found.directory]
+    from dflash.manifest import git_state
+
     evidence = {
         **verdict.evidence,
+        "git there": git_state(Path(place["directory"])),
+        **place["bytecode"],
         "directory": f"{found.directory}: {found.source}",
         **{path: said for path, said in changed.items() if path not in verdict.evidence},
         **({"other copies": ", ".join(others)} if others else {}),

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from diagnostics.deploy import fingerprint
 from diagnostics.verdict import Status, Verdict
 
 SHOWN = 20
@@ -62,6 +63,8 @@ def judge(
     """Whether the place holds what the manifest says, and the names that were asked about."""
     compared = Comparison(manifest["files"], place["files"])
     lines = compared.lines()
+    unchecked = {p: s for p, s in place["bytecode"].items() if s == fingerprint.UNCHECKED}
+    lines |= unchecked
     defines = place["defines"]
     lines |= {name: "not defined there" for name in expect if not defines[name]}
     lines |= {name: "still defined there" for name in forbid if defines[name]}
@@ -71,6 +74,7 @@ def judge(
             "differ": len(compared.differing),
             "missing": len(compared.missing),
             "too many": len(compared.extra),
+            "unchecked": len(unchecked),
             "names wrong": sum(name in lines for name in (*expect, *forbid)),
         }
         told = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
@@ -91,7 +95,5 @@ def when(mtime: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(mtime))
 
 
-def _said(fingerprint: Mapping[str, Any]) -> str:
-    return (
-        f"{len(fingerprint['files'])} files of {fingerprint['directory']} on {fingerprint['host']}"
-    )
+def _said(found: Mapping[str, Any]) -> str:
+    return f"{len(found['files'])} files of {found['directory']} on {found['host']}"

@@ -16,6 +16,8 @@ import sys
 from typing import Any, Sequence  # noqa: UP035
 
 LEFT_OUT = ("__pycache__", ".git")
+UNCHECKED = "bytecode that Python never compares with its source"
+STALE = "bytecode of another version of its source, which Python makes anew"
 
 
 def fingerprint(directory: str, names: "Sequence[str]" = ()) -> "dict[str, Any]":
@@ -32,6 +34,7 @@ def fingerprint(directory: str, names: "Sequence[str]" = ()) -> "dict[str, Any]"
         "host": socket.gethostname(),
         "python": sys.version.split()[0],
         "files": files,
+        "bytecode": _bytecode(directory),
         "defines": {name: _defines(directory, name) for name in names},
     }
 
@@ -51,6 +54,28 @@ def _file(path: str) -> "dict[str, Any]":
         digest = hashlib.sha256(file.read()).hexdigest()
     status = os.stat(path)
     return {"sha256": digest, "size": status.st_size, "mtime": status.st_mtime}
+
+
+def _bytecode(directory: str) -> "dict[str, str]":
+    """Cached bytecode that does not go with its source (PEP 552: flags, then time and size)."""
+    told = {}
+    for folder, _, leaves in os.walk(directory):
+        for leaf in leaves:
+            name = leaf.split(".")[0] + ".py"
+            source = os.path.join(os.path.dirname(folder), name)
+            if not leaf.endswith(".pyc") or not os.path.isfile(source):
+                continue
+            path = os.path.join(folder, leaf)
+            with open(path, "rb") as file:
+                header = file.read(16)
+            flags, time, size = (int.from_bytes(header[i : i + 4], "little") for i in (4, 8, 12))
+            status = os.stat(source)
+            now = (int(status.st_mtime) & 0xFFFFFFFF, status.st_size & 0xFFFFFFFF)
+            if flags == 1:
+                told[os.path.relpath(path, directory)] = UNCHECKED
+            elif flags == 0 and (time, size) != now:
+                told[os.path.relpath(path, directory)] = STALE
+    return told
 
 
 def _defines(directory: str, name: str) -> bool:

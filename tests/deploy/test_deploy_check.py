@@ -2,6 +2,7 @@
 
 import json
 import os
+import py_compile
 import shlex
 import shutil
 import stat
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from dflash.manifest import collect
 from diagnostics.cli import main
 from diagnostics.deploy import fingerprint
 from diagnostics.prefix import behind
@@ -61,6 +63,26 @@ def test_python_s_own_bytecode_is_no_difference(right, manifest):
     (right / "__pycache__").mkdir()
     (right / "__pycache__" / "compile.cpython-311.pyc").write_bytes(b"x")
     assert verdict("verify", manifest, right)["exit"] == 0
+
+
+def test_bytecode_that_hides_its_source_is_found(right, manifest):
+    """Compiled without a check of its source: Python would run it whatever the source says."""
+    mode = py_compile.PycInvalidationMode.UNCHECKED_HASH
+    py_compile.compile(str(right / "compile.py"), invalidation_mode=mode)
+    told = verdict("verify", manifest, right)
+    assert told["code"] == "other-code"
+    assert fingerprint.UNCHECKED in told["evidence"].values()
+
+
+def test_stale_bytecode_of_a_process_is_noted_and_no_finding(right, manifest, runs):
+    py_compile.compile(str(right / "compile.py"))
+    os.utime(right / "compile.py", (0, 0))
+    for path in right.iterdir():
+        os.utime(path, (0, 0))
+    told = verdict("process", runs(right.parent), manifest, "--package", "trainer")
+    assert told["code"] == "same-code", told
+    assert fingerprint.STALE in told["evidence"].values()
+    assert told["evidence"]["git there"] == "not a git checkout"
 
 
 def change(right):
@@ -242,3 +264,15 @@ def test_a_package_is_found_by_its_name(tmp_path):
     path = tmp_path / "manifest.json"
     assert check("write", "dflash", path).exit_code == 0
     assert verdict("verify", path, "dflash", "--expect", "dflash.compile:Seal")["exit"] == 0
+
+
+def test_a_runs_first_log_line_is_held_against_a_manifest(tmp_path):
+    path, log = tmp_path / "manifest.json", tmp_path / "train.log"
+    check("write", "dflash", path)
+    log.write_text("nothing yet\n")
+    assert verdict("log", log, path)["exit"] == 3
+    log.write_text(f"12:00:00 INFO MainThread {collect('0' * 64).first_line()}\n")
+    assert verdict("log", log, path)["code"] == "same-code"
+    other = collect("0" * 64).first_line().replace("| code ", "| code 000000000000 | was ")
+    log.write_text(log.read_text() + other)
+    assert verdict("log", log, path)["code"] == "other-code"

@@ -16,7 +16,7 @@ COMMANDS = {
     "report": {"-o", "--quick", "--config", "--launch", "--run", "--manifest"},
     "all": {"--quick", "--config", "--launch", "--run", "--manifest", "--json", "--junit"},
     "env": {"--save", "--diff", "--exec-in", "--json"},
-    "deploy-check": set(),  # a group: write, verify, process
+    "deploy-check": set(),  # a group: write, verify, process, log
     "preflight": {"--config", "--port", "--session", "--fix", "--json", "--junit"},
     "stacks": {"pid", "--name", "--run", "--watch", "--native", "--json"},
     "explain": {"code"},
