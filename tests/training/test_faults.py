@@ -153,7 +153,8 @@ def test_an_exception_elsewhere_while_a_checkpoint_is_saved(
     ("module", "name", "thread", "says"),
     [
         (trainer, "run_prefetch", "target-", "ended before item"),
-        (trainer, "run_target", "drafter-", "ended before item"),
+        # Its neighbours on both sides see it, and either may be the first to fail.
+        (trainer, "run_target", "drafter-", "ended before item|the last receiver is gone"),
         (drafter_loop.DrafterTrainLoop, "_step", "drafter-", "the last receiver is gone"),
     ],
     ids=["prefetch", "target", "drafter"],
@@ -175,7 +176,7 @@ def test_a_thread_that_leaves_without_a_word(options, monkeypatch, module, name,
     assert train(TrainConfig.from_dict(options)) == 1
     assert time.monotonic() - started_s < DEADLINE_S
     log = (Path(options["run"]["output-dir"]) / "train.log").read_text()
-    assert says in log
+    assert re.search(says, log)
     assert not list(Path(options["run"]["output-dir"]).glob("step-*"))
 
 
