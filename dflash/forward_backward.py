@@ -82,20 +82,20 @@ class ForwardBackward:
         if features.features_TF is None:
             return self._no_sums()
         features_TF = self._noisy(features.features_TF, features.batch, noise)
-        teacher = _TeacherRows(features)
+        teacher_TD = features.teacher_TD
         if self.shapes is None:
             batch = features.batch
             eager = Padded(features_TF, batch.document_T, batch.position_T, [batch.blocks])
-            return self._run(eager, EAGER, gradients, teacher)
+            return self._run(eager, EAGER, gradients, teacher_TD)
         padded = self.shapes.padded(features_TF, features.batch)
-        return self._run(padded, self.regions[len(padded.features_TF)], gradients, teacher)
+        return self._run(padded, self.regions[len(padded.features_TF)], gradients, teacher_TD)
 
     def _run(
         self,
         padded: Padded,
         regions: Regions,
         gradients: Gradients,
-        teacher: "Callable[[Blocks], Teacher | None]",
+        teacher_TD: Tensor | None,
     ) -> LossSums:
         """The chunks share the context: its gradients meet at a leaf, and go on once."""
         with autocast(self.device, self.dtype):
@@ -119,7 +119,7 @@ class ForwardBackward:
                 blocks.labels_NB,
                 blocks.weights_NB,
                 self.objective,
-                teacher(blocks),
+                _teacher(teacher_TD, blocks),
             )
             sums += part
             with backward_on_this_thread():
@@ -131,7 +131,7 @@ class ForwardBackward:
     def _run_example(self, length: int, sample: TargetFeatures) -> None:
         assert self.shapes is not None and sample.features_TF is not None
         example = self.shapes.example(length, sample.features_TF)
-        self._run(example, self.regions[length], self.new_gradients(), lambda _blocks: None)
+        self._run(example, self.regions[length], self.new_gradients(), None)
 
     def _compiled(self, shapes: ShapePolicy, backend: str) -> dict[int, Regions]:
         """Regions for each length of the context: each code object meets one size only."""
@@ -157,15 +157,10 @@ class ForwardBackward:
         return LossSums.zero(self.drafter.config.block_size, self.device)
 
 
-class _TeacherRows:
+def _teacher(teacher_TD: Tensor | None, blocks: Blocks) -> Teacher | None:
     """Slot k of the block at anchor a learns from the target's output at a + k - 1."""
-
-    def __init__(self, features: TargetFeatures) -> None:
-        self.teacher_TD = features.teacher_TD
-
-    def __call__(self, blocks: Blocks) -> Teacher | None:
-        if self.teacher_TD is None:
-            return None
-        slot_B = torch.arange(blocks.inputs_NB.shape[1], device=blocks.anchor_N.device)
-        row_NB = (blocks.anchor_N[:, None] + slot_B - 1).clamp(0, len(self.teacher_TD) - 1)
-        return Teacher(self.teacher_TD, row_NB.flatten())
+    if teacher_TD is None:
+        return None
+    slot_B = torch.arange(blocks.inputs_NB.shape[1], device=blocks.anchor_N.device)
+    row_NB = (blocks.anchor_N[:, None] + slot_B - 1).clamp(0, len(teacher_TD) - 1)
+    return Teacher(teacher_TD, row_NB.flatten())

@@ -2,7 +2,6 @@
 
 import json as jsonlib
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from diagnostics.deploy import places
 from diagnostics.deploy.compare import judge
 from diagnostics.deploy.places import Unreachable
 from diagnostics.deploy.process import age, running
-from diagnostics.render import json, text
+from diagnostics.render.answer import finish
 from diagnostics.verdict import EXIT_CODES, Status, Verdict
 
 FIRST_LINE = re.compile(r"\bdflash \S+ \| git [^|]+ \| code ([0-9a-f]{12}) \|")
@@ -95,7 +94,7 @@ def verify(
         verdict = judge(_read(manifest), place, where, expect=expect, forbid=forbid)
     except Unreachable as error:
         verdict = Verdict(Status.UNKNOWN, "unreachable", str(error), remedy=error.remedy)
-    _finish(verdict, as_json)
+    finish(verdict, as_json)
 
 
 def _look(what: str, names: list[str], root: Path | None, exec_in: str | None) -> dict[str, Any]:
@@ -130,7 +129,7 @@ def process(
         verdict = _with_process(verdict, found, place)
     except Unreachable as error:
         verdict = Verdict(Status.UNKNOWN, "unreachable", str(error), remedy=error.remedy)
-    _finish(verdict, as_json)
+    finish(verdict, as_json)
 
 
 @deploy_check.command("log", epilog=EXIT_CODES)
@@ -151,7 +150,7 @@ def log_line(log: Path, manifest: Path, as_json: bool) -> None:
     else:
         summary = f"the run ran code {said[-1]}, the manifest has {code[:12]}"
         verdict = Verdict(Status.PROBLEM, "other-code", summary)
-    _finish(verdict, as_json)
+    finish(verdict, as_json)
 
 
 def _with_process(verdict: Verdict, found: Any, place: dict[str, Any]) -> Verdict:
@@ -186,8 +185,3 @@ def _read(manifest: Path) -> dict[str, Any]:
             f"{manifest} is no manifest; write one with `dflash-diag deploy-check write`"
         ) from error
     return read
-
-
-def _finish(verdict: Verdict, as_json: bool) -> None:
-    click.echo((json if as_json else text).render(verdict))
-    sys.exit(verdict.exit_code)

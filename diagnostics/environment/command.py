@@ -2,7 +2,6 @@
 
 import json as jsonlib
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from diagnostics.deploy import places
 from diagnostics.environment import collect, difference
 from diagnostics.probes import env as probe
 from diagnostics.redact import redact_mapping
-from diagnostics.render import json, text
+from diagnostics.render.answer import finish
 from diagnostics.verdict import EXIT_CODES, Status, Verdict
 
 FILE = click.Path(path_type=Path, dir_okay=False)
@@ -32,7 +31,7 @@ def env(save: Path | None, diff: Path | None, exec_in: str | None, as_json: bool
     another one's; --exec-in alone compares here with there.
     """
     if not (save or diff or exec_in):
-        _finish(probe.probe(), as_json)
+        finish(probe.probe(), as_json)
     try:
         mine = fingerprint(exec_in)
         name = f"behind {exec_in!r}" if exec_in else "here"
@@ -45,7 +44,7 @@ def env(save: Path | None, diff: Path | None, exec_in: str | None, as_json: bool
         verdict = difference.judge(other, mine, (other_name, name))
     except places.Unreachable as error:
         verdict = Verdict(Status.UNKNOWN, "unreachable", str(error), remedy=error.remedy)
-    _finish(verdict, as_json)
+    finish(verdict, as_json)
 
 
 def fingerprint(exec_in: str | None) -> dict[str, Any]:
@@ -74,8 +73,3 @@ def _read(path: Path) -> dict[str, Any]:
             f"--diff {path}: is no saved environment; write one with --save"
         ) from error
     return found
-
-
-def _finish(verdict: Verdict, as_json: bool) -> None:
-    click.echo((json if as_json else text).render(verdict))
-    sys.exit(verdict.exit_code)

@@ -7,15 +7,13 @@ and goes into the verdict's `system-out`. A problem, or a failure that was repro
 show (a cure for what does not happen here), or measured a number, is `skipped`.
 """
 
-import os
 import re
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from xml.etree import ElementTree
 
-from diagnostics.render import text
+from diagnostics.render import text, whole
 from diagnostics.reproducers import Outcome
 from diagnostics.verdict import Status, Verdict
 
@@ -90,15 +88,5 @@ def _writable(value: str) -> str:
 
 
 def write(path: Path, xml: str) -> None:
-    """Put the file there as a whole or not at all. Raises OSError, with the path in it."""
-    with tempfile.NamedTemporaryFile(
-        "w", encoding="utf-8", dir=path.parent, prefix=f".{path.name}.", delete=False
-    ) as file:
-        try:
-            file.write(xml)
-            file.flush()
-            os.chmod(file.name, 0o644)  # CI's collector may be another user
-            os.replace(file.name, path)
-        except BaseException:
-            os.unlink(file.name)
-            raise
+    """Put the report there, for CI's collector too, who may be another user. Raises OSError."""
+    whole.write(path, xml, 0o644)

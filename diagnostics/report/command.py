@@ -1,15 +1,14 @@
 """`dflash-diag report`: run every probe that applies, and put it all on one page."""
 
-import os
 import subprocess
 import sys
-import tempfile
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import click
 
 from diagnostics.everything import EXISTING, chosen, run_all, summed_up
+from diagnostics.render import whole
 from diagnostics.report.content import Content, gather
 from diagnostics.verdict import EXIT_CODES
 
@@ -54,7 +53,8 @@ def report(
 
     click.echo("the environment")
     content = gather(told, left_out, verdict, _stacks(run), fingerprint(None))
-    _write(output, rendered(content, TEMPLATES[output.suffix]))
+    # For the user only: it tells much about the machine.
+    whole.write(output, rendered(content, TEMPLATES[output.suffix]), 0o600)
     click.echo(f"{verdict.status}: {verdict.summary}\nwritten: {output}")
     sys.exit(verdict.exit_code)
 
@@ -90,17 +90,3 @@ def _version() -> str:
         return version("dflash-diag")
     except PackageNotFoundError:
         return "(not installed)"
-
-
-def _write(path: Path, text: str) -> None:
-    """As a whole or not at all, and for the user only: it tells much about the machine."""
-    with tempfile.NamedTemporaryFile(
-        "w", encoding="utf-8", dir=path.absolute().parent, prefix=f".{path.name}.", delete=False
-    ) as file:
-        try:
-            file.write(text)
-            file.flush()
-            os.replace(file.name, path)
-        except BaseException:
-            os.unlink(file.name)
-            raise

@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -103,3 +103,20 @@ def losses(options: dict[str, dict[str, Any]]) -> Callable[[], dict[int, float]]
         return {row["step"]: row["loss"] for row in rows}
 
     return read
+
+
+@pytest.fixture
+def torch_as_it_is() -> Iterator[None]:
+    """No isolation and no compiled code before or after, whatever ran in this process."""
+    import torch
+
+    from dflash import compile as compile_module
+
+    def reset() -> None:
+        if compile_module._current is not None:
+            compile_module._current.remove()
+        torch._dynamo.reset()
+
+    reset()
+    yield
+    reset()

@@ -5,23 +5,8 @@ import logging
 import pytest
 import torch
 
-from dflash import compile as compile_module
 from dflash.config import TrainConfig
 from dflash.trainer import train
-
-
-@pytest.fixture
-def torch_as_it_is():
-    """No isolation before or after, whatever ran in this process."""
-    _remove_isolation()
-    yield
-    _remove_isolation()
-    torch._dynamo.reset()
-
-
-def _remove_isolation():
-    if compile_module._current is not None:
-        compile_module._current.remove()
 
 
 def test_two_compiling_drafters_train_as_without(options, losses, tmp_path, caplog, torch_as_it_is):

@@ -6,7 +6,6 @@ import logging
 import pytest
 import torch
 
-from dflash import compile as compile_module
 from dflash.config import TrainConfig
 from dflash.drafter import build_drafter
 from dflash.drafter_loop import DrafterTrainLoop
@@ -19,19 +18,10 @@ from dflash.streams import Ready
 from dflash.target import Target
 from dflash.trainer import open_run, train
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("torch_as_it_is")]
 
 CUDA = torch.device("cuda:0")
 SLEEP_CYCLES = 200_000_000  # about a tenth of a second
-
-
-@pytest.fixture(autouse=True)
-def own_isolation():
-    """Nothing of another test's compiles."""
-    torch._dynamo.reset()
-    yield
-    if compile_module._current is not None:
-        compile_module._current.remove()
 
 
 @pytest.fixture

@@ -11,26 +11,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from dflash import compile as compile_module
 from dflash.batches import TargetFeatures
 from dflash.config import TrainConfig
 from dflash.drafter_loop import DrafterTrainLoop
 from dflash.streams import Lanes, Ready, own_stream
 from dflash.trainer import train
 
-pytestmark = pytest.mark.gpu(2)
+pytestmark = [pytest.mark.gpu(2), pytest.mark.usefixtures("torch_as_it_is")]
 
 ROOT = Path(__file__).parents[2]
 LAYOUTS = [("0", "1"), ("0", "0,1"), ("0,1", "0,1")]
-
-
-@pytest.fixture(autouse=True)
-def own_isolation():
-    """Nothing of another test's compiles."""
-    torch._dynamo.reset()
-    yield
-    if compile_module._current is not None:
-        compile_module._current.remove()
 
 
 @pytest.fixture
