@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from diagnostics.launch import gpu_keepers, never_started, still_running
 from diagnostics.launch.finding import Finding
 from diagnostics.launch.remains import Remains
+from diagnostics.launch.rules import tmux_state
 
 
 @dataclass(frozen=True)
@@ -85,10 +86,14 @@ MECHANISMS = (
     Mechanism("name-taken", never_started.name_taken, "End that session, or take another name."),
     Mechanism(
         "shell-runs-nothing",
-        never_started.shell_that_runs_nothing,
+        never_started.shell(tmux_state.NO_SHELL, "which runs no command"),
         "tmux set -g default-shell /bin/bash",
     ),
-    Mechanism("shell-is-csh", never_started.shell_is_csh, "tmux set -g default-shell /bin/bash"),
+    Mechanism(
+        "shell-is-csh",
+        never_started.shell(tmux_state.C_SHELLS, "to which `> log 2>&1` is an ambiguous redirect"),
+        "tmux set -g default-shell /bin/bash",
+    ),
     Mechanism(
         "destroy-unattached",
         never_started.ended_by_tmux("destroy-unattached"),

@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from diagnostics.launch import onsite, tmux_session
 from diagnostics.launch.finding import Finding, excluded, fits, unknown
@@ -48,29 +48,23 @@ def name_taken(remains: Remains) -> Finding:
     return excluded(f"session {remains.session} was made by the launch, {when}")
 
 
-def _shell() -> tuple[str, str]:
-    asked = tmux_session.ask("show-options", "-gv", "default-shell")
-    return (asked, "tmux's default-shell") if asked else tmux_state.default_shell()
+def shell(names: Collection[str], does: str) -> Callable[[Remains], Finding]:
+    """tmux hands its command to a shell of one of these names, which does not run it."""
 
+    def look(remains: Remains) -> Finding:
+        asked = tmux_session.ask("show-options", "-gv", "default-shell")
+        path, where = (asked, "tmux's default-shell") if asked else tmux_state.default_shell()
+        if remains.log_is_new:
+            return excluded("the log was made")
+        if os.path.basename(path) not in names:
+            return excluded(f"{where} is {path}")
+        if where in tmux_state.LOGIN_SHELL and remains.session is None:
+            return unknown(
+                f"{where} is {path}, {does}: say --session NAME, if tmux was to have one"
+            )
+        return fits(f"{where} is {path}, {does}")
 
-def shell_that_runs_nothing(remains: Remains) -> Finding:
-    """tmux hands its command to a shell that only refuses."""
-    shell, where = _shell()
-    if remains.log_is_new:
-        return excluded("the log was made")
-    if os.path.basename(shell) in tmux_state.NO_SHELL:
-        return fits(f"{where} is {shell}, which runs no command")
-    return excluded(f"{where} is {shell}")
-
-
-def shell_is_csh(remains: Remains) -> Finding:
-    """tcsh refuses the redirect: `Ambiguous output redirect.`"""
-    shell, where = _shell()
-    if remains.log_is_new:
-        return excluded("the log was made")
-    if os.path.basename(shell) in tmux_state.C_SHELLS:
-        return fits(f"{where} is {shell}: `> log 2>&1` is an ambiguous redirect to it")
-    return excluded(f"{where} is {shell}")
+    return look
 
 
 def ended_by_tmux(option: str) -> Callable[[Remains], Finding]:

@@ -1,6 +1,7 @@
 """`launch-check --post-mortem`: every mechanism reproduced, and told from all the others."""
 
 import os
+import pwd
 from datetime import datetime
 
 import pytest
@@ -123,6 +124,20 @@ def test_another_run_whose_log_is_called_alike_is_not_to_be_killed(scene):
     scene.since = None
     code, _, outcomes = scene.found()
     assert (code, outcomes["relative-path"]) == ("no-trace", "cannot tell")
+
+
+@pytest.mark.parametrize("where", ["$SHELL", "the password file"])
+def test_a_login_shell_that_runs_nothing_matters_only_to_tmux(scene, monkeypatch, where):
+    monkeypatch.setenv("SHELL", "/usr/sbin/nologin")
+    if where != "$SHELL":
+        monkeypatch.delenv("SHELL")
+        user = pwd.getpwuid(os.getuid())
+        nobody = pwd.struct_passwd((*user[:6], "/usr/sbin/nologin"))
+        monkeypatch.setattr(pwd, "getpwuid", lambda uid: nobody)
+    code, _, outcomes = scene.found()
+    assert (code, outcomes["shell-runs-nothing"]) == ("no-trace", "cannot tell")
+    scene.session = "train"
+    assert scene.found()[0] == "shell-runs-nothing"
 
 
 @pytest.mark.parametrize(

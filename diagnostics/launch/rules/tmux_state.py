@@ -10,6 +10,7 @@ from pathlib import Path
 ANSWER_S = 5.0
 NO_SHELL = {"nologin", "false", "true"}
 C_SHELLS = {"csh", "tcsh", "bsd-csh"}
+LOGIN_SHELL = ("$SHELL", "the password file")  # where no setting of tmux says which shell
 
 
 def session_exists(name: str) -> bool:
@@ -56,8 +57,8 @@ def default_shell(extra: Path | None = None) -> tuple[str, str]:
     if value:
         return value, where
     if shell := os.environ.get("SHELL"):
-        return shell, "$SHELL"
+        return shell, LOGIN_SHELL[0]
     try:
-        return pwd.getpwuid(os.getuid()).pw_shell, "the password file"
+        return pwd.getpwuid(os.getuid()).pw_shell, LOGIN_SHELL[1]
     except KeyError:
         return "/bin/sh", "tmux"
