@@ -6,8 +6,8 @@ import json as jsonlib
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -34,11 +34,12 @@ class Probe:
 
 @dataclass(frozen=True)
 class Told:
-    """What a probe said, and how long it took."""
+    """What a probe said, how long it took, and what its JSON has besides the verdict."""
 
     probe: Probe
     verdict: Verdict
     seconds: float
+    more: Mapping[str, Any] = field(default_factory=dict)
 
 
 @click.command("all", epilog=EXIT_CODES)
@@ -128,9 +129,10 @@ def ask(probe: Probe) -> Told:
     """Run one; whatever keeps it from answering is a verdict of its own."""
     started_s = time.monotonic()
     command = [sys.executable, "-m", "diagnostics", *probe.words, "--json"]
+    more: dict[str, Any] = {}
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
-        verdict = _verdict(jsonlib.loads(done.stdout))
+        verdict, more = _split(jsonlib.loads(done.stdout))
     except subprocess.TimeoutExpired:
         verdict = Verdict(Status.UNKNOWN, "no-answer", f"no answer within {LIMIT_S:g} s")
     except (ValueError, KeyError, TypeError):
@@ -138,13 +140,15 @@ def ask(probe: Probe) -> Told:
         verdict = Verdict(
             Status.UNKNOWN, "no-answer", f"exit status {done.returncode}, and it said: {said}"
         )
-    return Told(probe, verdict, time.monotonic() - started_s)
+    return Told(probe, verdict, time.monotonic() - started_s, more)
 
 
-def _verdict(read: dict[str, Any]) -> Verdict:
+def _split(read: dict[str, Any]) -> tuple[Verdict, dict[str, Any]]:
+    """The verdict, and the rest."""
     names = {field.name for field in dataclasses.fields(Verdict)}
     kept = {name: value for name, value in read.items() if name in names}
-    return Verdict(**{**kept, "status": Status(read["status"])})
+    more = {name: value for name, value in read.items() if name not in names}
+    return Verdict(**{**kept, "status": Status(read["status"])}), more
 
 
 def summed_up(told: list[Told], left_out: list[Probe]) -> Verdict:

@@ -7,6 +7,7 @@ rather hide too much than too little, and it cannot promise to find a secret tha
 
 import re
 from collections.abc import Mapping
+from typing import Any
 
 HIDDEN = "***"
 
@@ -50,3 +51,21 @@ def redact(text: str) -> str:
 def redact_mapping(values: Mapping[str, str]) -> dict[str, str]:
     """Environment variables or locals: hidden as a whole where the name says secret."""
     return {k: HIDDEN if _SECRET_NAME.search(k) else redact(v) for k, v in values.items()}
+
+
+def redact_all(value: Any) -> Any:
+    """What JSON can hold, with every text in it redacted, names too."""
+    match value:
+        case str():
+            return redact(value)
+        case Mapping():
+            return {
+                redact(k): HIDDEN
+                if isinstance(v, str) and _SECRET_NAME.search(k)
+                else redact_all(v)
+                for k, v in value.items()
+            }
+        case list() | tuple():
+            return [redact_all(item) for item in value]
+        case _:
+            return value

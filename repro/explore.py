@@ -38,7 +38,7 @@ from cures import CURES
 from fx_scenarios import SCENARIOS, Ground
 from interleavings import Exploration, Schedule, Trial, explore, replay
 from stage import Stage
-from timeline import timeline
+from timeline import as_data, timeline
 from torch._dynamo import convert_frame
 from turns import CooperativeLock, Step, Unclear, Watched
 
@@ -108,6 +108,8 @@ class Row:
             **{"schedules": len(self.found.schedules), "bad": len(self.found.bad)},
             **{"complete": self.found.complete, "preemptions": self.bound},
             **{"bad_set": self.bad_set(bare), "unclear": self.unclear, "seconds": self.seconds},
+            "roles": SCENARIOS[self.scenario].roles,
+            "schedule": as_data(next(iter(self.found.bad), None)),
         }
 
     def text(self, bare: Row) -> str:

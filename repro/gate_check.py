@@ -36,7 +36,7 @@ from gate_bugs import BUGS
 from gate_scenarios import SCENARIOS, Size
 from gate_trials import prepared
 from states import Reached, Search
-from timeline import steps_in_lanes
+from timeline import as_data, steps_in_lanes
 from turns import Unclear
 
 EXIT_CODES = {"reproduced": 10, "absent": 0, "cannot tell": 125}
@@ -119,11 +119,13 @@ class Row:
         reached, simplest = self.reached, self.reached.simplest
         return {
             **{"scenario": self.job.scenario, "size": str(self.job.size), "how": self.job.how},
-            **{"bug": self.job.bug, "outcome": self.outcome, "preemptions": self.bound},
+            **{"bug": self.job.bug, "what": BUGS[self.job.bug].what if self.job.bug else ""},
+            **{"outcome": self.outcome, "preemptions": self.bound},
             **{"states": reached.states, "runs": reached.runs, "ended": reached.ended},
             **{"failing": reached.failing, "complete": reached.complete},
             **{"unclear": reached.unclear, "seconds": self.seconds},
             "failure": simplest.failure if simplest else None,
+            "schedule": as_data(simplest),
             "ends": sorted(reached.outcomes),
         }
 

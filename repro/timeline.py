@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator, Mapping
 from itertools import groupby
+from typing import Any
 
 from interleavings import Schedule
 
@@ -32,6 +33,16 @@ def steps_in_lanes(schedule: Schedule) -> Iterator[str]:
         lane = "  " * names.index(step.thread)
         yield f"{number:>3}  {lane}{step.thread:<12} {step.point}"[:WIDTH].rstrip()
     yield from textwrap.wrap(f"=> {schedule.failure or 'nothing is wrong'}", WIDTH)
+
+
+def as_data(schedule: Schedule | None) -> dict[str, Any] | None:
+    """For a JSON line: the steps, each a thread and its point, and what is wrong at the end."""
+    if schedule is None:
+        return None
+    return {
+        **{"steps": schedule.steps, "preemptions": schedule.preemptions},
+        "failure": schedule.failure,
+    }
 
 
 def _lines(schedule: Schedule) -> Iterator[tuple[str, str, str]]:

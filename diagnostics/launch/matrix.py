@@ -2,20 +2,22 @@
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
 
 import click
 
 from diagnostics.launch import pool, table, trial
-from diagnostics.launch.deaths import BUFFERINGS, DEATHS, Death
+from diagnostics.launch.deaths import BUFFERINGS, DEATHS
 from diagnostics.launch.losses import judged, losses
+from diagnostics.launch.measured import ShapesVerdict, launches, parts, typed
 from diagnostics.launch.scene import LINES
-from diagnostics.launch.shapes import EXEC, PIPE, PYTHON, SHAPES, Shape
+from diagnostics.launch.shapes import EXEC, PIPE, SHAPES
 from diagnostics.launch.store import Store
 from diagnostics.launch.table import Row
 from diagnostics.launch.trial import Cell, Result
 from diagnostics.render import junit
-from diagnostics.verdict import Status, Verdict
+from diagnostics.verdict import Status
 
 Show = Callable[[str], None]
 AT_ONCE = 2
@@ -54,7 +56,7 @@ REMEDY = (
 )
 
 
-def probe(*, full: bool, show: Show, resume: bool) -> tuple[Verdict, list[junit.Case]]:
+def probe(*, full: bool, show: Show, resume: bool) -> tuple[ShapesVerdict, list[junit.Case]]:
     """Start a small program in many ways, let it die in many ways, and see what is left of it.
 
     Shows each row as its trials end. `full` tries every shape, death and buffering, and keeps the
@@ -78,7 +80,10 @@ def probe(*, full: bool, show: Show, resume: bool) -> tuple[Verdict, list[junit.
     except OSError as error:
         return _unknown(f"results cannot be kept: {error}; set XDG_CACHE_HOME"), []
     measured.close(left_out)
-    return judge(rows, deaths, measured.results), [*_cases(asked, measured.results, left_out)]
+    verdict = judge(rows, deaths, measured.results)
+    table_of = launches(groups, deaths, measured.results, left_out)
+    cases = [*_cases(asked, measured.results, left_out)]
+    return replace(verdict, launches=table_of), cases
 
 
 def every_row() -> tuple[Row, ...]:
@@ -165,14 +170,16 @@ class _Measured:
             self._show(f"not run: {count} launches, {why}")
 
 
-def judge(rows: Sequence[Row], deaths: Sequence[str], results: Mapping[Cell, Result]) -> Verdict:
+def judge(
+    rows: Sequence[Row], deaths: Sequence[str], results: Mapping[Cell, Result]
+) -> ShapesVerdict:
     """One sentence: how many launches lose something, and which lose nothing."""
     tried = {row.title: _lost(row, deaths, results) for row in rows}
     lost = {title: found for title, found in tried.items() if found is not None}
     unclear = sum(bool(result.unclear) for result in results.values())
     clean = [title for title, found in lost.items() if not found]
     evidence = {
-        title: f"{'; '.join(found) or 'nothing lost'} | {_typed(row)}"
+        title: f"{'; '.join(found) or 'nothing lost'} | {typed(row)}"
         for row in rows
         if (found := lost.get(title := row.title)) is not None
     }
@@ -181,18 +188,10 @@ def judge(rows: Sequence[Row], deaths: Sequence[str], results: Mapping[Cell, Res
         if clean:
             more = f" and {len(clean) - NAMED} more" if len(clean) > NAMED else ""
             summary += f"; nothing is lost by: {', '.join(clean[:NAMED])}{more}"
-        return Verdict(Status.PROBLEM, "shapes-lose", summary, evidence, REMEDY)
+        return ShapesVerdict(Status.PROBLEM, "shapes-lose", summary, evidence, REMEDY)
     if unclear:
         return _unknown(f"{unclear} launches told nothing")
-    return Verdict(Status.OK, "shapes-keep", f"all {len(lost)} launches keep all", evidence)
-
-
-def _typed(row: Row) -> str:
-    """The launch as a user types it, and the script that it runs."""
-    shape, buffering = SHAPES[row.shape], BUFFERINGS[row.buffering]
-    variables = [f"{name}={value}" for name, value in buffering.variables]
-    script = [f"(start.sh: {shape.script})"] if shape.script else []
-    return " ".join([*variables, shape.line, *script]).replace(PYTHON, buffering.python)
+    return ShapesVerdict(Status.OK, "shapes-keep", f"all {len(lost)} launches keep all", evidence)
 
 
 def _lost(row: Row, deaths: Sequence[str], results: Mapping[Cell, Result]) -> list[str] | None:
@@ -200,16 +199,12 @@ def _lost(row: Row, deaths: Sequence[str], results: Mapping[Cell, Result]) -> li
     ran = [(cell, results[cell]) for cell in row.cells(deaths) if cell in results]
     if not ran:
         return None
-    found = [(cell.death, losses(*_parts(cell), result)) for cell, result in ran]
+    found = [(cell.death, losses(*parts(cell), result)) for cell, result in ran]
     return [f"{death}: {', '.join(what)}" for death, what in found if what]
 
 
-def _parts(cell: Cell) -> tuple[Shape, Death]:
-    return SHAPES[cell.shape], DEATHS[cell.death]
-
-
-def _unknown(why: str) -> Verdict:
-    return Verdict(Status.UNKNOWN, "shapes-unknown", why)
+def _unknown(why: str) -> ShapesVerdict:
+    return ShapesVerdict(Status.UNKNOWN, "shapes-unknown", why)
 
 
 def _cases(
@@ -219,6 +214,6 @@ def _cases(
     for cell in asked:
         classname = f"{cell.shape} / {cell.buffering}"
         if cell in results:
-            yield junit.Case(classname, cell.death, *judged(*_parts(cell), results[cell]))
+            yield junit.Case(classname, cell.death, *judged(*parts(cell), results[cell]))
         elif left_out[cell]:
             yield junit.Case(classname, cell.death, None, left_out[cell])

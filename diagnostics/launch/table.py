@@ -225,14 +225,20 @@ def each(shape: Shape, death: Death, result: Result) -> str:
     lines = f"{result.kept}/{result.written}{'!' * short}"
     missing = "" if result.returned or result.last_words is None else "no!"
     said = "yes" if result.last_words else missing
-    words = (death.name, "yes" if result.log else "no!", lines, said, _exit(shape, death, result))
+    words = (
+        death.name,
+        "yes" if result.log else "no!",
+        lines,
+        said,
+        exit_words(shape, death, result),
+    )
     painted = (_painted(word, width) for word, width in zip(words, EACH, strict=True))
     orphans = f"{result.orphans} left running" if result.orphans else ""
     return f"{''.join(painted)}{_left([result], 7)}{orphans}".rstrip()
 
 
-def _exit(shape: Shape, death: Death, result: Result) -> str:
-    """`137`, or `0! (KILL)` where it was another."""
+def exit_words(shape: Shape, death: Death, result: Result) -> str:
+    """How the launch says that it ended: `137`, or `0 not KILL!` where it was another."""
     if not result.started:
         return "not started!"
     if result.survived:

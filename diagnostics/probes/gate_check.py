@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from diagnostics.probes.schedule import Schedule, SearchVerdict
 from diagnostics.render import json, junit, text
 from diagnostics.reproducers import EXIT_CODES as CHILD_EXIT_CODES
 from diagnostics.reproducers import Outcome, follow, reproducer_dir, said
@@ -88,14 +89,20 @@ def probe(
     return judge(report), report
 
 
-def judge(report: Report) -> Verdict:
-    """One sentence, from the JSON line."""
+def judge(report: Report) -> SearchVerdict:
+    """One sentence and the schedules that fail, from the JSON line."""
     status, code = CODES[Outcome(report["outcome"])]
     rows = report["rows"]
     failing = [row["scenario"] for row in rows if row["failing"] and not row["bug"]]
     remedy = REMEDY.format(failing[0]) if failing else ""
     summary = f"{report['reason']}, in {report['seconds']:.0f} s"
-    return Verdict(status, code, summary, {_name(row): _counts(row) for row in rows}, remedy)
+    evidence = {_name(row): _counts(row) for row in rows}
+    schedules = tuple(_schedule(row) for row in rows if row["schedule"])
+    return SearchVerdict(status, code, summary, evidence, remedy, schedules)
+
+
+def _schedule(row: Mapping[str, Any]) -> Schedule:
+    return Schedule.of(row["what"] or _name(row), row["schedule"], planted=bool(row["bug"]))
 
 
 def cases(report: Report) -> list[junit.Case]:

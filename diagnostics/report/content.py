@@ -2,40 +2,54 @@
 
 import datetime
 import platform
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from diagnostics.everything import Probe, Told
-from diagnostics.redact import redact
-from diagnostics.verdict import Verdict
+from diagnostics.redact import redact_all
+from diagnostics.report.heat_map import HeatMap, heat_map
+from diagnostics.report.launches import LaunchTable, launch_table
+from diagnostics.report.timelines import Timeline, timelines
+from diagnostics.verdict import Status, Verdict
 
-CELL = re.compile(r"(?P<mode>DF\d{3}) (?P<cure>\S+) (?P<moment>.+)")
-NO_CURE = "none"
-# How bad an outcome is; of the moments at which a cell was tried the worst is shown.
-OUTCOMES = ("absent", "measured", "skipped", "cannot tell", "hung", "crashed", "reproduced")
+# Measured for the report; what they find is no fault of this machine or of the user's launch.
+LAUNCHES = Probe("launches", ("launch-check",))
+INTERLEAVINGS = Probe("interleavings", ("fxrace", "--explore", "--cure", "shipped"))
+WORST_FIRST = (Status.PROBLEM, Status.UNKNOWN, Status.OK)
 
 
 @dataclass(frozen=True)
-class HeatMap:
-    """Failures by cures: each cell's outcome, and in words what happened."""
+class Seen:
+    """What `stacks` saw of the run, as in its JSON; empty where it gave no answer."""
 
-    modes: list[str]
-    cures: list[str]
-    cells: Mapping[tuple[str, str], tuple[str, str]]
+    verdict: Verdict
+    sections: Sequence[Mapping[str, Any]]
+    waits: Sequence[Mapping[str, Any]]
+    stacks: Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
 class Content:
-    """The whole report. Everything in it is redacted."""
+    """The whole report. Everything in it is redacted; what was not asked for is None or empty.
+
+    `told` has the worst first. `findings` are those on the user's own launch script, `mended` is
+    the script without them. `gate` and `races` are schedules of the start-up gate, and of two
+    threads in torch. `measured` has what was asked for this page alone, by name.
+    """
 
     made: str
     verdict: Verdict
     told: list[Told]
     left_out: list[Probe]
     heat_map: HeatMap | None
-    stacks: str
+    findings: Sequence[Mapping[str, Any]]
+    mended: str
+    run: Seen | None
+    gate: list[Timeline]
+    races: list[Timeline]
+    launches: LaunchTable | None
+    measured: Mapping[str, Verdict]
     environment: Mapping[str, Mapping[str, str]]
 
 
@@ -43,49 +57,51 @@ def gather(
     told: Sequence[Told],
     left_out: Sequence[Probe],
     verdict: Verdict,
-    stacks: str,
+    measured: Sequence[Told],
     environment: Mapping[str, Any],
 ) -> Content:
     """Redact everything and put it in its place."""
-    clean = [Told(one.probe, _clean(one.verdict), one.seconds) for one in told]
-    races = next((one for one in clean if one.probe.name == "fxrace"), None)
+    probes = {one.probe.name: _clean(one) for one in (*told, *measured)}
+    clean = [probes[one.probe.name] for one in told]
+    more = {name: one.more for name, one in probes.items()}
     now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
+    launch = more.get("launch-check", {})
     return Content(
-        f"{now}, on {platform.system()} {platform.release()}, {platform.machine()}",
-        _clean(verdict),
-        clean,
-        list(left_out),
-        _heat_map(races.verdict.evidence) if races else None,
-        redact(stacks),
-        {
-            section: {name: redact(str(value)) for name, value in values.items()}
+        made=f"{now}, on {platform.system()} {platform.release()}, {platform.machine()}",
+        verdict=_clean_verdict(verdict),
+        told=sorted(clean, key=lambda one: WORST_FIRST.index(one.verdict.status)),
+        left_out=list(left_out),
+        heat_map=heat_map(probes["fxrace"].verdict.evidence) if "fxrace" in probes else None,
+        findings=launch.get("findings", ()),
+        mended=launch.get("mended", ""),
+        run=_seen(probes["stacks"]) if "stacks" in probes else None,
+        gate=timelines(more.get("gate-check", {})),
+        races=timelines(more.get(INTERLEAVINGS.name, {})),
+        launches=launch_table(more.get(LAUNCHES.name, {})),
+        measured={one.probe.name: probes[one.probe.name].verdict for one in measured},
+        environment={
+            section: {name: str(value) for name, value in redact_all(values).items()}
             for section, values in environment.items()
         },
     )
 
 
-def _clean(verdict: Verdict) -> Verdict:
-    evidence = {redact(name): redact(value) for name, value in verdict.evidence.items()}
-    return Verdict(
-        verdict.status, verdict.code, redact(verdict.summary), evidence, redact(verdict.remedy)
+def _seen(told: Told) -> Seen:
+    more = told.more
+    return Seen(
+        told.verdict, more.get("sections", ()), more.get("waits", ()), more.get("stacks", ())
     )
 
 
-def _heat_map(evidence: Mapping[str, str]) -> HeatMap | None:
-    cells: dict[tuple[str, str], tuple[str, str]] = {}
-    for mode, cure, moment, outcome, said in _cells(evidence):
-        before = cells.get((mode, cure))
-        if before is None or OUTCOMES.index(outcome) > OUTCOMES.index(before[0]):
-            cells[mode, cure] = (outcome, f"{moment}: {said}")
-    if not cells:
-        return None
-    cures = list(dict.fromkeys(cure for _, cure in cells))
-    cures.sort(key=lambda cure: cure != NO_CURE)
-    return HeatMap(sorted({mode for mode, _ in cells}), cures, cells)
+def _clean(told: Told) -> Told:
+    return Told(told.probe, _clean_verdict(told.verdict), told.seconds, redact_all(told.more))
 
 
-def _cells(evidence: Mapping[str, str]) -> Iterator[tuple[str, str, str, str, str]]:
-    for name, value in evidence.items():
-        outcome, _, said = value.partition(": ")
-        if (found := CELL.fullmatch(name)) and outcome in OUTCOMES:
-            yield found["mode"], found["cure"], found["moment"], outcome, said
+def _clean_verdict(verdict: Verdict) -> Verdict:
+    return Verdict(
+        verdict.status,
+        verdict.code,
+        redact_all(verdict.summary),
+        redact_all(verdict.evidence),
+        redact_all(verdict.remedy),
+    )

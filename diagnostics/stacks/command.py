@@ -2,21 +2,19 @@
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import click
 
 from diagnostics.render import json, text
-from diagnostics.stacks import pyspy, run, target, tree
-from diagnostics.stacks.states import Finding, classify
+from diagnostics.stacks import pyspy, run, seen, target
+from diagnostics.stacks.seen import Section, StacksVerdict
+from diagnostics.stacks.states import classify
 from diagnostics.stacks.target import NoTarget, Target
-from diagnostics.stacks.threads import Frame
-from diagnostics.stacks.verdict import by_guilt, judge
+from diagnostics.stacks.verdict import judge
 from diagnostics.verdict import EXIT_CODES, Status, Verdict
 
-FOLDED = ("/torch/", "/threading.py", "/dflash/concurrency/", "/concurrent/futures/")
-NATIVE_SHOWN = 12
 WATCH_S = 5.0
 
 
@@ -48,11 +46,11 @@ def stacks(
     """
     find = _finder(pid, name, run_dir)
     while True:
-        verdict, details = _look(find, native)
+        verdict = _look(find, native)
         if as_json:
             click.echo(json.render(verdict))
         else:
-            click.echo("\n".join([text.render(verdict, evidence=False), *details]))
+            click.echo("\n".join([text.render(verdict, evidence=False), *seen.render(verdict)]))
         if not watch:
             sys.exit(verdict.exit_code)
         time.sleep(WATCH_S)
@@ -70,15 +68,15 @@ def _finder(pid: int | None, name: str | None, run_dir: Path | None) -> Callable
     return lambda: target.of_run(run_dir)
 
 
-def _look(find: Callable[[], Target], native: bool) -> tuple[Verdict, list[str]]:
-    """The verdict and the lines below it."""
+def _look(find: Callable[[], Target], native: bool) -> StacksVerdict:
+    """The verdict and all that was seen."""
     try:
         process = find()
     except NoTarget as error:
-        return Verdict(Status.UNKNOWN, "no-process", str(error)), []
+        return StacksVerdict(Status.UNKNOWN, "no-process", str(error))
     if process.beats is not None and not process.beats.is_alive:
         return run.after_death(process.beats)
-    loops = run.loop_lines(process.beats) if process.beats else []
+    loops = [run.loop_lines(process.beats)] if process.beats else []
     try:
         findings = [classify(thread) for thread in pyspy.sample(process.pid, native=native)]
     except pyspy.Refused as refusal:
@@ -87,12 +85,10 @@ def _look(find: Callable[[], Target], native: bool) -> tuple[Verdict, list[str]]
     if process.beats is not None:
         verdict = run.with_loops(verdict, process.beats, findings)
     first = run.overdue(process.beats) if process.beats else []
-    return verdict, [*loops, *_graph(findings), *_stacks(findings, first)]
+    return seen.with_details(verdict, findings, loops, first)
 
 
-def _refused(
-    process: Target, refusal: pyspy.Refused, loops: list[str]
-) -> tuple[Verdict, list[str]]:
+def _refused(process: Target, refusal: pyspy.Refused, loops: list[Section]) -> StacksVerdict:
     """The process's own dump, where it is a run of `dflash train`."""
     from dflash import faults
 
@@ -106,44 +102,6 @@ def _refused(
     verdict = Verdict(Status.UNKNOWN, "no-stacks", str(refusal), remedy=remedy.strip())
     if process.beats is not None:
         verdict = run.with_loops(verdict, process.beats, [])
-    lines = ["", "stacks as the process wrote them itself", own] if own else []
-    return verdict, [*loops, *lines]
-
-
-def _graph(findings: list[Finding]) -> list[str]:
-    lines = tree.render(findings)
-    return ["", "who waits for whom", *lines] if lines else []
-
-
-def _stacks(findings: list[Finding], first: list[str]) -> Iterator[str]:
-    yield from ("", "stacks, most telling first")
-    for finding in sorted(by_guilt(findings), key=lambda f: str(f.thread) not in first):
-        if finding.thread.frames:
-            yield f"  {finding}  [{finding.thread.tid}]"
-            yield from _folded(_of_interest(finding))
-
-
-def _folded(frames: list[Frame]) -> Iterator[str]:
-    """The frames, runs of library code as one line, but for the innermost."""
-    hidden = 0
-    for i, frame in enumerate(frames):
-        if i and any(part in frame.path for part in FOLDED):
-            hidden += 1
-            continue
-        if hidden:
-            yield f"      ... {hidden} of the library"
-            hidden = 0
-        yield f"      {frame}"
-    if hidden:
-        yield f"      ... {hidden} of the library"
-
-
-def _of_interest(finding: Finding) -> list[Frame]:
-    """All Python frames, and the native ones above them: where the thread stands."""
-    native = []
-    for frame in finding.thread.frames:
-        if not frame.is_native:
-            break
-        if not frame.function.startswith("0x"):
-            native.append(frame)
-    return [*native[:NATIVE_SHOWN], *finding.thread.python]
+    title = "stacks as the process wrote them itself"
+    dump = [Section(title, tuple(own.splitlines()))] if own else []
+    return seen.with_details(verdict, sections=[*loops, *dump])

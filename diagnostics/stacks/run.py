@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from diagnostics.stacks.seen import Section, StacksVerdict, with_details
 from diagnostics.stacks.states import Finding
 from diagnostics.verdict import Status, Verdict
 
@@ -53,15 +54,15 @@ def _late(beats: Snapshot, now_s: float) -> list[Loop]:
     return sorted((o for o in beats.loops if o.is_overdue(now_s)), key=lambda o: o.since_s)
 
 
-def loop_lines(beats: Snapshot) -> list[str]:
+def loop_lines(beats: Snapshot) -> Section:
     """What each loop works on, and since when."""
     now_s = time.monotonic()
     width = max(len(loop.name) for loop in beats.loops)
     lines = [f"  {loop.name:<{width}}  {_said(loop, now_s)}" for loop in beats.loops]
-    return ["", "loops of the run", *lines]
+    return Section("loops of the run", tuple(lines))
 
 
-def after_death(beats: Snapshot) -> tuple[Verdict, list[str]]:
+def after_death(beats: Snapshot) -> StacksVerdict:
     """What its loops did last. A run that came to its end has ended them all."""
     open_loops = [loop for loop in beats.loops if loop.phase not in ("ended", "not started")]
     last_s = max((event.at_s for event in beats.events), default=beats.monotonic_s)
@@ -75,7 +76,8 @@ def after_death(beats: Snapshot) -> tuple[Verdict, list[str]]:
         summary = f"process {beats.pid} died in the middle of its work, last seen {when}. {doing}"
         remedy = "Look for SIGKILL in the kernel's log (dmesg); go on with --resume auto."
         verdict = Verdict(Status.PROBLEM, "run-died", summary, evidence, remedy)
-    return verdict, ["", f"its last {EVENTS_SHOWN} events", *_event_lines(beats, last_s)]
+    events = Section(f"its last {EVENTS_SHOWN} events", tuple(_event_lines(beats, last_s)))
+    return with_details(verdict, sections=[events])
 
 
 def _event_lines(beats: Snapshot, last_s: float) -> Iterator[str]:

@@ -1,7 +1,8 @@
-"""Who waits for whom, as an indented tree: what is waited for, and under it those who wait."""
+"""Who waits for whom, as trees: what is waited for, and under it those who wait."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from diagnostics.stacks.states import Finding, State
 
@@ -19,15 +20,44 @@ GROUPED = {
 }
 
 
-def render(findings: Sequence[Finding]) -> list[str]:
-    """Lines; none where nobody waits for anybody."""
-    waiters = _waiters(findings)
-    waiting = {str(f.thread) for group in waiters.values() for f in group}
-    lines: list[str] = []
+@dataclass(frozen=True)
+class Waited:
+    """A thread or a thing, and those who wait for it; `again`: in a circle, it stands above."""
+
+    what: str
+    by: tuple["Waited", ...] = ()
+    again: bool = False
+
+    def names(self) -> set[str]:
+        """All in this tree."""
+        return {self.what}.union(*(one.names() for one in self.by))
+
+
+def of(findings: Sequence[Finding]) -> list[Waited]:
+    """The trees; none where nobody waits for anybody."""
+    waiters = {
+        what: [str(finding.thread) for finding in group]
+        for what, group in _waiters(findings).items()
+    }
+    waiting = {name for names in waiters.values() for name in names}
+    trees: list[Waited] = []
     for what in sorted(waiters, key=waiting.__contains__):  # those in a circle last
-        if not any(line.endswith(f" {what}") for line in lines):
-            lines += _lines(what, waiters, "  ")
-    return lines
+        if not any(what in tree.names() for tree in trees):
+            trees.append(_tree(what, waiters))
+    return trees
+
+
+def _tree(what: str, waiters: Mapping[str, list[str]], above: tuple[str, ...] = ()) -> Waited:
+    if what in above:
+        return Waited(what, again=True)
+    by = tuple(_tree(name, waiters, (*above, what)) for name in waiters.get(what, ()))
+    return Waited(what, by)
+
+
+def render(trees: Sequence[Waited]) -> Iterator[str]:
+    """Indented lines."""
+    for tree in trees:
+        yield from _lines(tree, "  ")
 
 
 def _waiters(findings: Sequence[Finding]) -> dict[str, list[Finding]]:
@@ -60,12 +90,9 @@ def _waiters(findings: Sequence[Finding]) -> dict[str, list[Finding]]:
 COMPILING = (State.COMPILES, State.COMPILE_AWAITS_AUTOGRAD)
 
 
-def _lines(
-    what: str, waiters: dict[str, list[Finding]], indent: str, above: tuple[str, ...] = ()
-) -> Iterator[str]:
-    yield f"{indent}{'<- ' if above else ''}{what}"
-    if what in above:
+def _lines(tree: Waited, indent: str, arrow: str = "") -> Iterator[str]:
+    yield f"{indent}{arrow}{tree.what}"
+    if tree.again:
         yield f"{indent}   ... and so on, in a circle"
-        return
-    for finding in waiters.get(what, ()):
-        yield from _lines(str(finding.thread), waiters, f"{indent}   ", (*above, what))
+    for one in tree.by:
+        yield from _lines(one, f"{indent}   ", "<- ")

@@ -51,6 +51,12 @@ def test_a_probe_that_takes_too_long_is_unknown(monkeypatch):
     assert everything.ask(Probe("env", ("env",))).verdict.code == "no-answer"
 
 
+def test_what_an_answer_has_besides_its_verdict_is_kept():
+    told = everything.ask(Probe("stacks", ("stacks", str(os.getpid()))))
+    assert set(told.more) == {"sections", "waits", "stacks"}
+    assert everything.ask(Probe("env", ("env",))).more == {}
+
+
 def test_really(tmp_path, monkeypatch):
     """A launch with a flaw and a manifest of other code: both are found, in one call."""
     script = tmp_path / "run.sh"

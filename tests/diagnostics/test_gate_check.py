@@ -21,6 +21,7 @@ def row(**more):
         **{"scenario": "healthy", "size": "2+1+0", "how": "reduced", "bug": "", "runs": 9},
         **{"outcome": "absent", "preemptions": None, "states": 7, "ended": 3, "failing": 0},
         **{"complete": True, "unclear": "", "seconds": 0.1, "failure": None, "ends": ["finished"]},
+        **{"what": "", "schedule": None},
         **more,
     }
 
@@ -89,10 +90,14 @@ def test_usage(options):
 
 
 def test_a_failing_scenario_is_named_in_the_remedy():
-    bad = row(scenario="hangs", failing=2, outcome="reproduced", failure="P2: x")
+    schedule = {"steps": [["main", "waits"]], "preemptions": 1, "failure": "P2: x"}
+    bad = row(scenario="hangs", failing=2, outcome="reproduced", schedule=schedule)
     verdict = gate_check.judge(report(row(), bad, outcome="reproduced"))
     assert "--scenario hangs" in verdict.remedy
     assert verdict.evidence["hangs 2+1+0"] == "7 states, 3 ends, 2 fail, all there are"
+    (shown,) = verdict.schedules
+    assert (shown.title, shown.lanes, shown.planted) == ("hangs 2+1+0", {"main": ""}, False)
+    assert (shown.steps, shown.preemptions, shown.failure) == ((("main", "waits"),), 1, "P2: x")
 
 
 def test_a_planted_bug_passes_when_it_is_found():
@@ -123,4 +128,9 @@ def test_the_real_search_of_one_scenario_and_one_bug(tmp_path):
     assert verdict["evidence"]["hangs 2+1+0"].endswith("0 fail, all there are")
     assert "found: P2: nobody wakes" in verdict["evidence"]["bug missing-notify"]
     assert "=> P2: nobody wakes" in done.stderr
+    (schedule,) = verdict["schedules"]
+    assert schedule["planted"] and schedule["title"] == "arriving at the gate wakes nobody"
+    assert schedule["failure"].startswith("P2: nobody wakes")
+    assert ["drafter-0", "arrives at the gate"] in schedule["steps"]
+    assert list(schedule["lanes"]) == ["main", "drafter-0", "drafter-1"]
     assert 'failures="0" errors="0"' in junit.read_text()

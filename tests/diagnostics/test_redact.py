@@ -2,7 +2,7 @@
 
 import pytest
 
-from diagnostics.redact import redact, redact_mapping
+from diagnostics.redact import redact, redact_all, redact_mapping
 
 
 @pytest.mark.parametrize(
@@ -51,6 +51,12 @@ def test_a_value_is_hidden_for_its_name():
         "tokens": "12",
         "url": "http://***@c",
     }
+
+
+def test_all_texts_are_redacted_however_deep_and_names_too():
+    deep = {"a": [{"url http://a:b@c": ("--password x", 1, None, True)}], "HF_TOKEN": "word"}
+    hidden = {"a": [{"url http://***@c": ["--password ***", 1, None, True]}], "HF_TOKEN": "***"}
+    assert redact_all(deep) == hidden
 
 
 def test_long_text_takes_no_time():

@@ -1,17 +1,28 @@
 """A verdict's exit code and renderings; the frozen surface of `dflash-diag`."""
 
+import dataclasses
 import json
 
 import pytest
 
 from diagnostics.cli import main
 from diagnostics.launch.launch_command import launch
+from diagnostics.launch.measured import ShapesVerdict
+from diagnostics.launch.report import LaunchVerdict
+from diagnostics.probes.schedule import SearchVerdict
 from diagnostics.render import json as as_json
 from diagnostics.render import text as as_text
+from diagnostics.stacks.seen import StacksVerdict
 from diagnostics.verdict import ProbeExit, Status, Verdict
 
 EXIT_CODES = {"OK": 0, "PROBLEM": 1, "USAGE": 2, "UNKNOWN": 3}
 JSON_KEYS = ["status", "code", "summary", "evidence", "remedy"]
+MORE_KEYS = {
+    LaunchVerdict: ["findings", "ignored", "mended"],
+    ShapesVerdict: ["launches"],
+    SearchVerdict: ["schedules"],
+    StacksVerdict: ["sections", "waits", "stacks"],
+}
 COMMANDS = {
     "report": {"-o", "--quick", "--config", "--launch", "--run", "--manifest"},
     "all": {"--quick", "--config", "--launch", "--run", "--manifest", "--json", "--junit"},
@@ -49,6 +60,8 @@ VERDICT = Verdict(
 def test_the_surface_is_frozen():
     assert {code.name: code.value for code in ProbeExit} == EXIT_CODES
     assert list(json.loads(as_json.render(VERDICT))) == JSON_KEYS
+    for kind, more in MORE_KEYS.items():
+        assert [field.name for field in dataclasses.fields(kind)] == JSON_KEYS + more
     assert {
         name: {param.opts[0] for param in command.params} for name, command in main.commands.items()
     } == COMMANDS

@@ -70,6 +70,12 @@ def test_the_default_table(short_tmp):
     )
     outcome = {(case.classname, case.name): case.outcome for case in cases}
     assert len(outcome) == len(cases) == 56
+    launches = {launch.name: launch for launch in verdict.launches}
+    assert [launch.name for launch in verdict.launches] == [*verdict.evidence]
+    killed = {ending.death: ending for ending in launches[f"{PIPE} -u"].endings}["SIGKILL"]
+    assert (killed.result.status, killed.lost) == (0, ("exit status SIGKILL (seen: 0)",))
+    assert launches[f"{PIPE} -u"].typed.startswith("bash start.sh 2>&1 | tee train.log")
+    assert launches["tmux: exec > log"].group == "detached, in tmux"
     assert outcome[f"{PIPE} / -u", "SIGKILL"] is Outcome.REPRODUCED
     assert outcome[f"{EXEC} / -u", "SIGKILL"] is Outcome.ABSENT
 
@@ -126,6 +132,8 @@ def test_what_could_not_be_tried_is_named(monkeypatch, tmp_path, short_tmp):
     shown = []
     verdict, cases = matrix.probe(full=False, resume=False, show=shown.append)
     assert shown[-1] == "not run: 1 launches, no tmux here"
+    (left_out,) = verdict.launches[0].endings
+    assert (left_out.death, left_out.result, left_out.why) == ("raises", None, "no tmux here")
     assert [(case.outcome, case.reason) for case in cases] == [
         (None, "no tmux here"),
         (Outcome.ABSENT, "all is there"),

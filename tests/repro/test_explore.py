@@ -23,7 +23,7 @@ ENV = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
 TORCH = importlib.metadata.version("torch")
 ROW_KEYS = {
     *("scenario", "cure", "outcome", "schedules", "bad", "complete", "preemptions"),
-    *("bad_set", "unclear", "seconds"),
+    *("bad_set", "unclear", "seconds", "roles", "schedule"),
 }
 CONTROL, NO_OP, HOLDING = "none", "module-class-swap", "shipped"
 SCENARIOS = ("trace-call", "trace-module", "trace-op", "trace-trace")
@@ -98,6 +98,10 @@ def test_the_form(programs, rows):
         assert set(row) == ROW_KEYS
         assert row["outcome"] in EXIT_CODES
         assert row["complete"] or row["outcome"] != "absent"
+        assert bool(row["bad"]) == bool(row["schedule"])
+        if row["schedule"]:
+            assert {thread for thread, _ in row["schedule"]["steps"]} <= set(row["roles"])
+            assert row["schedule"]["failure"]
     assert max(map(len, programs["search"][1][:-1])) <= 100
 
 

@@ -214,6 +214,9 @@ def test_the_tree_shows_who_waits_for_whom_and_circles_end():
         )
         for tid, (name, other) in enumerate([("a", "b"), ("b", "a"), ("main", "a")])
     ]
-    lines = [line.strip() for line in tree.render(findings)]
+    lines = [line.strip() for line in tree.render(tree.of(findings))]
     assert "<- main" in lines
     assert "... and so on, in a circle" in lines
+    circle = tree.Waited("b", again=True)
+    (root,) = tree.of(findings)
+    assert root == tree.Waited("b", (tree.Waited("a", (circle, tree.Waited("main"))),))

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from diagnostics.probes.schedule import Schedule, SearchVerdict
 from diagnostics.reproducers import EXIT_CODES, Outcome, follow, reproducer_dir, said
 from diagnostics.verdict import Status, Verdict
 
@@ -34,15 +35,22 @@ def probe(arguments: Sequence[str], show: Callable[[str], None], quiet_s: float 
     return judge(report)
 
 
-def judge(report: Mapping[str, Any]) -> Verdict:
-    """One sentence, from the JSON line of a search or of a replay."""
+def judge(report: Mapping[str, Any]) -> SearchVerdict:
+    """One sentence and the schedules that fail, from the JSON line of a search or of a replay."""
     status, code = CODES[Outcome(report["outcome"])]
     rows = report.get("rows", [])
     summary = f"torch {report['torch']}, two threads one at a time: {report['reason']}"
     evidence = {f"{row['scenario']} {row['cure']}": _counts(row) for row in rows}
     failing = [row["scenario"] for row in rows if row["cure"] == NO_CURE and row["bad"]]
     remedy = "\n  ".join(_holding(scenario, rows) for scenario in failing)
-    return Verdict(status, code, summary, evidence, remedy)
+    schedules = tuple(_schedule(row) for row in rows if row["schedule"])
+    return SearchVerdict(status, code, summary, evidence, remedy, schedules)
+
+
+def _schedule(row: Mapping[str, Any]) -> Schedule:
+    cure = "no cure" if row["cure"] == NO_CURE else row["cure"]
+    roles = ", ".join(f"{name} {role}" for name, role in row["roles"].items())
+    return Schedule.of(f"{row['scenario']}, {cure} ({roles})", row["schedule"], row["roles"])
 
 
 def _counts(row: Mapping[str, Any]) -> str:

@@ -12,7 +12,8 @@ def row(cure, bad, outcome, **more):
     return {
         **{"scenario": "trace-call", "cure": cure, "outcome": outcome},
         **{"schedules": 17, "bad": bad, "complete": True, "preemptions": None},
-        **{"bad_set": "", "unclear": "", "seconds": 0.1},
+        **{"bad_set": "", "unclear": "", "seconds": 0.1, "schedule": None},
+        "roles": {"A": "traces", "B": "calls"},
         **more,
     }
 
@@ -104,3 +105,13 @@ def test_a_replay_is_judged_as_well():
     verdict = explore.judge(replayed)
     assert verdict.status is Status.PROBLEM
     assert verdict.summary.endswith("B: RuntimeError")
+
+
+def test_a_schedule_that_fails_is_kept_with_what_its_threads_do():
+    schedule = {"steps": [["B", "reads"], ["A", "sets"]], "preemptions": 1, "failure": "B: x"}
+    verdict = explore.judge(report(row("none", 14, "reproduced", schedule=schedule)))
+    (shown,) = verdict.schedules
+    assert shown.title == "trace-call, no cure (A traces, B calls)"
+    assert shown.lanes == {"A": "traces", "B": "calls"}
+    assert shown.steps == (("B", "reads"), ("A", "sets"))
+    assert not shown.planted
