@@ -76,25 +76,29 @@ def growth() -> None:
 
 def loss_memory() -> None:
     """What the loss adds to the memory as anchors grow: ours, and with all logits kept."""
+    from dflash.anchors import Blocks
+    from dflash.asked import AskedSlots
     from dflash.losses import Objective, block_losses
 
     block, hidden, vocabulary = 8, 256, 32768
     head_VD = torch.randn(vocabulary, hidden) * 0.02
 
-    def chunked(hidden_PD: torch.Tensor, labels_NB: torch.Tensor) -> torch.Tensor:
-        weights_NB = torch.ones(labels_NB.shape)
-        return block_losses(hidden_PD, head_VD, labels_NB, weights_NB, Objective(0.0, 1.0, 0.0))[0]
+    def chunked(hidden_PD: torch.Tensor, labels_NB: torch.Tensor) -> None:
+        anchor_N = torch.arange(len(labels_NB))
+        blocks = Blocks(anchor_N, labels_NB, labels_NB, torch.ones(labels_NB.shape))
+        block_losses(hidden_PD, head_VD, AskedSlots.of(blocks), Objective(0.0, 1.0, 0.0))
 
-    def with_logits(hidden_PD: torch.Tensor, labels_NB: torch.Tensor) -> torch.Tensor:
-        logits_PV = hidden_PD @ head_VD.T
-        return torch.nn.functional.cross_entropy(logits_PV, labels_NB.flatten(), reduction="sum")
+    def with_logits(hidden_PD: torch.Tensor, labels_NB: torch.Tensor) -> None:
+        logits_PV = hidden_PD.requires_grad_() @ head_VD.T
+        loss = torch.nn.functional.cross_entropy(logits_PV, labels_NB.flatten(), reduction="sum")
+        loss.backward()
 
     for anchors in (32, 64, 128, 256):
 
         def measure(loss, anchors=anchors) -> float:
-            hidden_PD = torch.randn(anchors * block, hidden, requires_grad=True)
+            hidden_PD = torch.randn(anchors * block, hidden)
             labels_NB = torch.randint(0, vocabulary, (anchors, block))
-            return _added_mib(lambda: loss(hidden_PD, labels_NB).backward())
+            return _added_mib(lambda: loss(hidden_PD, labels_NB))
 
         ours, logits = measure(chunked), measure(with_logits)
         print(

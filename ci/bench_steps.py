@@ -65,6 +65,7 @@ def peak_kib() -> int:
 def our_step(shape: Shape) -> Callable[[], object]:
     """Forward, loss, backward and AdamW, as a drafter thread does them."""
     from dflash.anchors import eligible_anchors, make_blocks, sample_anchors
+    from dflash.asked import AskedSlots
     from dflash.drafter import build_drafter
     from dflash.gradients import Gradients
     from dflash.losses import Objective, block_losses
@@ -98,12 +99,13 @@ def our_step(shape: Shape) -> Callable[[], object]:
         )
         inputs_PD = head_VD[blocks.inputs_NB.flatten()]
         hidden_PD = drafter(inputs_PD, features_TF, document_T, position_T, anchor_N)
-        main, cap, sums = block_losses(
-            hidden_PD, head_VD, blocks.labels_NB, blocks.weights_NB, Objective(0.0, 1.0, 0.0)
+        main_PD, cap_PD, sums = block_losses(
+            hidden_PD.detach(), head_VD, AskedSlots.of(blocks), Objective(0.0, 1.0, 0.0)
         )
         gradients = Gradients.zeros(drafter.parameters(), with_cap=False)
-        gradients.add(main, cap, list(drafter.parameters()))
-        apply_step(drafter, optimizer, gradients.normalised(sums, 0.0), lr=1e-4, clip=1.0, step=0)
+        gradients.add(hidden_PD, main_PD, cap_PD, list(drafter.parameters()))
+        total, divisor = gradients.combined(sums, 0.0)
+        apply_step(drafter, optimizer, total, divisor=divisor, lr=1e-4, clip=1.0, step=0)
 
     return step
 

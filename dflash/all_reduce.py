@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,7 +18,7 @@ Summing = Callable[[int, list[Gradients]], Gradients]
 """(rank, everyone's gradients by rank, safe to read on this thread's stream) -> their sum."""
 
 
-def summing(devices: Sequence[torch.device], exchange: Exchange[list[Ready] | None]) -> Summing:
+def summing(devices: Sequence[torch.device], exchange: Exchange[Any]) -> Summing:
     """How replicas on these devices sum their gradients, with the reason in the log."""
     if len(devices) == 1:
         return lambda _rank, parts: parts[0]
@@ -26,7 +27,25 @@ def summing(devices: Sequence[torch.device], exchange: Exchange[list[Ready] | No
         log.info("gradients: summed by NCCL %s", ".".join(map(str, nccl.version())))
         return AllReduce(devices, exchange)
     log.info("gradients: summed by copies, not every drafter has a GPU of its own")
-    return lambda rank, parts: Gradients.total(parts, devices[rank])
+    return Copies(devices, exchange)
+
+
+class Copies:
+    """Each replica copies the others' gradients and adds them up, in rank order.
+
+    Nobody leaves before all have copied: a replica's next step overwrites what it brought.
+    """
+
+    def __init__(self, devices: Sequence[torch.device], exchange: Exchange[Any]) -> None:
+        self.devices, self.exchange = devices, exchange
+
+    def __call__(self, rank: int, parts: list[Gradients]) -> Gradients:
+        """The sum, in new tensors on this rank's device. Raises Cancelled."""
+        device = self.devices[rank]
+        total = Gradients.total(parts, device)
+        for copied in self.exchange.gather(rank, Ready.after(device), "sum of gradients"):
+            copied.wait(device)
+        return total
 
 
 class AllReduce:
@@ -37,9 +56,7 @@ class AllReduce:
     on streams of its own, which the replicas' streams wait for.
     """
 
-    def __init__(
-        self, devices: Sequence[torch.device], exchange: Exchange[list[Ready] | None]
-    ) -> None:
+    def __init__(self, devices: Sequence[torch.device], exchange: Exchange[Any]) -> None:
         self.devices, self.exchange = devices, exchange
         self.streams = [torch.cuda.Stream(device) for device in devices]
         # Here, before any thread runs: making the communicators synchronises every device.

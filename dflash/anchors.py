@@ -33,10 +33,6 @@ class Blocks:
         """All of its tensors."""
         return self.anchor_N, self.inputs_NB, self.labels_NB, self.weights_NB
 
-    def to(self, device: torch.device) -> "Blocks":
-        """The same blocks on another device."""
-        return Blocks(*(tensor.to(device) for tensor in self.tensors))
-
     def part(self, which: slice) -> "Blocks":
         """Some of the blocks."""
         return Blocks(*(tensor[which] for tensor in self.tensors))

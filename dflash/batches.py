@@ -15,7 +15,7 @@ from dflash.streams import NOTHING_TO_WAIT_FOR, Lanes, Ready, keep_for_this_stre
 
 @dataclass(frozen=True)
 class Batch:
-    """One micro-batch: documents laid end to end, and the blocks to draft from them.
+    """One micro-batch: documents laid end to end, and the blocks to draft from them. On the host.
 
     `index` counts micro-batches from the start of the run. A batch without rows is legal: it fills
     up the last optimizer step and weighs nothing.
@@ -34,24 +34,9 @@ class Batch:
     """CRC-32 of tokens and anchors: two runs that trained on the same agree in it."""
 
     @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        """All of its tensors."""
-        return self.tokens_T, self.document_T, self.position_T, *self.blocks.tensors
-
-    @property
     def is_empty(self) -> bool:
         """True for a filler: nothing to compute."""
         return not self.lengths
-
-    def to(self, device: torch.device) -> "Batch":
-        """The same batch on another device."""
-        return replace(
-            self,
-            tokens_T=self.tokens_T.to(device),
-            document_T=self.document_T.to(device),
-            position_T=self.position_T.to(device),
-            blocks=self.blocks.to(device),
-        )
 
 
 @dataclass(frozen=True)
@@ -72,7 +57,7 @@ class TargetFeatures:
 
     def sent_to(self, device: torch.device, lanes: Lanes) -> "TargetFeatures":
         """Begin the copy to another device, beside the work of this thread's streams."""
-        devices = {tensor.device for tensor in self._held}
+        devices = {tensor.device for tensor in self._tensors}
         if devices == {device}:
             return self
         with lanes.open({*devices, device}):
@@ -84,10 +69,10 @@ class TargetFeatures:
 
         The stream waits until the maker's has made them; the host does not.
         """
-        self.ready.wait(*{device, *(tensor.device for tensor in self._held)})
-        keep_for_this_stream(self._held)
+        self.ready.wait(*{device, *(tensor.device for tensor in self._tensors)})
+        keep_for_this_stream(self._tensors)
         return TargetFeatures(
-            self.batch.to(device),
+            self.batch,
             None if self.features_TF is None else self.features_TF.to(device),
             None if self.teacher_TD is None else self.teacher_TD.to(device),
         )
@@ -95,14 +80,10 @@ class TargetFeatures:
     @property
     def nbytes(self) -> int:
         """Bytes of the two big tensors."""
-        return sum(tensor.nbytes for tensor in self._features)
+        return sum(tensor.nbytes for tensor in self._tensors)
 
     @property
-    def _held(self) -> list[Tensor]:
-        return [*self.batch.tensors, *self._features]
-
-    @property
-    def _features(self) -> list[Tensor]:
+    def _tensors(self) -> list[Tensor]:
         return [t for t in (self.features_TF, self.teacher_TD) if t is not None]
 
 
@@ -130,7 +111,7 @@ class InputCheck:
         """The rows of --data-dir for which the target gave infinities or NaN; waits."""
         if self.total_T is None:
             return []
-        documents = self.batch.document_T.to(self.total_T.device)[~self.total_T.isfinite()]
+        documents = self.batch.document_T[~self.total_T.isfinite().cpu()]
         return [self.batch.rows[document] for document in documents.unique().tolist()]
 
 

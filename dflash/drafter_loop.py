@@ -136,13 +136,15 @@ class DrafterTrainLoop:
             # it before the last reference to them is dropped.
             part.ready.wait(self.device, part.sums.weight.device)
         sums = sum((part.sums for part in parts[1:]), start=parts[0].sums)
-        gradients = self.shared.summing(self.rank, [part.gradients for part in parts])
+        total = self.shared.summing(self.rank, [part.gradients for part in parts])
+        gradients, divisor = total.combined(sums, self.config.objective.cap_lambda)
         working(f"update of step {step + 1}")
         try:
             norm = apply_step(
                 self.drafter,
                 self.optimizer,
-                gradients.normalised(sums, self.config.objective.cap_lambda),
+                gradients,
+                divisor=divisor,
                 lr=self.schedule.lr(step),
                 clip=self.config.optimizer.grad_clip,
                 step=step,
@@ -157,7 +159,7 @@ class DrafterTrainLoop:
 
     def _contribute(self, step: int) -> Contribution:
         plan = self.shared.plan
-        gradients = self.forward_backward.new_gradients()
+        gradients = self.forward_backward.start_step()
         sums = LossSums.zero(self.shared.shape.block_size, self.device)
         tokens = positions = epoch = 0
         inputs = []
@@ -166,7 +168,7 @@ class DrafterTrainLoop:
             features = self.features.receive(index).received(self.device)
             working(f"forward and backward of batch {index}")
             inputs.append(InputCheck.of(features))
-            sums += self.forward_backward(features, self._noise_scale(step), gradients)
+            sums += self.forward_backward(features, self._noise_scale(step))
             tokens += len(features.batch.tokens_T)
             positions += features.batch.blocks.labels_NB.numel()
             epoch = features.batch.epoch

@@ -1,24 +1,31 @@
 """Forward and backward of a micro-batch on one drafter replica."""
 
 import logging
+import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from dflash.anchors import Blocks
 from dflash.batches import Batch, TargetFeatures
-from dflash.compile import Seal, backward_on_this_thread, compiled_for_this_thread
+from dflash.compile import Seal, compiled_for_this_thread
 from dflash.config import TrainConfig
-from dflash.drafter import EAGER, Drafter, Regions, autocast
+from dflash.cuda_graphs import GraphedPasses
+from dflash.drafter import EAGER, Drafter, Regions
 from dflash.gradients import Gradients
-from dflash.losses import LossSums, Objective, Teacher, block_losses
+from dflash.losses import LossSums, Objective, block_losses, chunk_losses
+from dflash.passes import EagerPasses, Passes
 from dflash.randomness import NOISE, generator
-from dflash.shapes import Padded, ShapePolicy
+from dflash.shapes import Layout, ShapePolicy
 from dflash.target import FrozenHead
 
 log = logging.getLogger(__name__)
+TIMED = 5  # micro-batches with and without CUDA graphs
+WORTHWHILE = 0.97
+"""Graphs are used where they need at most so much of the time without: they hold memory."""
 
 
 class ForwardBackward:
@@ -37,7 +44,8 @@ class ForwardBackward:
         shapes: ShapePolicy | None = None,
         backend: str = "inductor",
     ) -> None:
-        self.drafter, self.head, self.dtype, self.shapes = drafter, head, dtype, shapes
+        self.drafter, self.head, self.dtype = drafter, head, dtype
+        self.shapes = shapes
         self.parameters = list(drafter.parameters())
         self.device = self.parameters[0].device
         self.seed, self.noise_type = config.data.seed, config.objective.noise_type
@@ -45,8 +53,31 @@ class ForwardBackward:
         self.objective = Objective(
             objective.kl_weight, objective.kl_temperature, objective.cap_lambda
         )
+        self.gradients = Gradients.zeros(self.parameters, with_cap=objective.cap_lambda > 0)
         self.seal = Seal(allow_late=config.devices.late_compile == "allow")
-        self.regions = {} if shapes is None else self._compiled(shapes, backend)
+        self.graphs = config.devices.cuda_graphs if self.device.type == "cuda" else "off"
+        self.passes: dict[int, Passes] = {}
+        self.losses: Callable[..., Any] | None = None
+        if shapes is not None:
+            self._compile(shapes, backend)
+
+    def _compile(self, shapes: ShapePolicy, backend: str) -> None:
+        """Passes for each length of the context: each code object meets one size only."""
+
+        def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+            return compiled_for_this_thread(function, self.seal.backend(backend))
+
+        on_gpu = self.device.type == "cuda"
+        for length in shapes.contexts:
+            regions = Regions.compiled(compiled, tiled=on_gpu and backend == "inductor")
+            self.passes[length] = self._eager_passes(regions)
+        if on_gpu:
+            self.losses = compiled(chunk_losses)
+
+    def _eager_passes(self, regions: Regions) -> EagerPasses:
+        return EagerPasses(
+            self.drafter, self.head.embedding_VD, regions, self.dtype, self.gradients
+        )
 
     def warm_up(self, sample: TargetFeatures, phase: Callable[[str], None]) -> None:
         """Compile for every size, forward and backward, then run the sample; nothing of it stays.
@@ -54,10 +85,10 @@ class ForwardBackward:
         After it, a compile is refused or reported: see `Seal`. `phase` is told what goes on.
         """
         lengths = self.shapes.contexts if self.shapes and sample.features_TF is not None else ()
-        for i, length in enumerate(lengths):
+        for i, length in enumerate(reversed(lengths)):
             phase(f"compiling for {length} context tokens, {i + 1} of {len(lengths)}")
             started_s = time.monotonic()
-            self._run_example(length, sample)
+            self._run(*self._example(length, sample))
             log.info(
                 "compiled for %d context tokens, %d of %d, in %.1f s",
                 length,
@@ -65,82 +96,91 @@ class ForwardBackward:
                 len(lengths),
                 time.monotonic() - started_s,
             )
+        if self.graphs != "off":
+            self._capture(lengths, sample, phase)
         phase("warming up")
-        self(sample, 0.0, self.new_gradients())
+        self(sample, 0.0)
         self.seal.close()
 
-    def new_gradients(self) -> Gradients:
-        """Accumulators for a step."""
-        return Gradients.zeros(self.parameters, with_cap=self.objective.cap_lambda > 0)
+    def start_step(self) -> Gradients:
+        """Forget the gradients so far; returns the accumulators, the same ones for every step."""
+        return self.gradients.zero_()
 
-    def __call__(self, features: TargetFeatures, noise: float, gradients: Gradients) -> LossSums:
-        """Loss sums; adds to `gradients`. A filler costs and adds nothing.
+    def __call__(self, features: TargetFeatures, noise: float) -> LossSums:
+        """Loss sums; adds to the gradients. A filler costs and adds nothing.
 
         Args:
             noise: scale of the noise on the context features.
         """
         if features.features_TF is None:
             return self._no_sums()
-        features_TF = self._noisy(features.features_TF, features.batch, noise)
-        teacher_TD = features.teacher_TD
-        if self.shapes is None:
-            batch = features.batch
-            eager = Padded(features_TF, batch.document_T, batch.position_T, [batch.blocks])
-            return self._run(eager, EAGER, gradients, teacher_TD)
-        padded = self.shapes.padded(features_TF, features.batch)
-        return self._run(padded, self.regions[len(padded.features_TF)], gradients, teacher_TD)
+        batch = features.batch
+        layout = (self.shapes.layout(batch) if self.shapes else Layout.of(batch)).to(self.device)
+        features_TF = self._noisy(features.features_TF, batch, noise)
+        features_TF = F.pad(features_TF, (0, 0, 0, len(layout.document_T) - len(features_TF)))
+        return self._run(features_TF, layout, features.teacher_TD)
 
-    def _run(
-        self,
-        padded: Padded,
-        regions: Regions,
-        gradients: Gradients,
-        teacher_TD: Tensor | None,
-    ) -> LossSums:
-        """The chunks share the context: its gradients meet at a leaf, and go on once."""
-        with autocast(self.device, self.dtype):
-            context_TD = self.drafter.context(padded.features_TF)
-        leaf_TD = context_TD.detach().requires_grad_()
-        leaves, per_leaf = [*self.parameters, leaf_TD], gradients.with_leaf(leaf_TD)
+    def _run(self, features_TF: Tensor, layout: Layout, teacher_TD: Tensor | None) -> LossSums:
+        passes = self.passes[len(features_TF)] if self.passes else self._eager_passes(EAGER)
+        passes.begin(features_TF, layout)
         sums = self._no_sums()
-        for blocks in padded.chunks:
-            with autocast(self.device, self.dtype):
-                hidden_PD = self.drafter.draft(
-                    self.head.embedding_VD[blocks.inputs_NB.flatten()],
-                    leaf_TD,
-                    padded.document_T,
-                    padded.position_T,
-                    blocks.anchor_N,
-                    regions,
-                )
-            main, cap, part = block_losses(
-                hidden_PD,
+        for chunk in layout.chunks:
+            main_PD, cap_PD, part = block_losses(
+                passes.draft(chunk),
                 self.head.head_VD,
-                blocks.labels_NB,
-                blocks.weights_NB,
+                chunk.asked,
                 self.objective,
-                _teacher(teacher_TD, blocks),
+                teacher_TD,
+                self.losses,
             )
+            passes.backward(main_PD, cap_PD)
             sums += part
-            with backward_on_this_thread():
-                per_leaf.add(main, cap, leaves)
-        with backward_on_this_thread():
-            gradients.add_through(context_TD, per_leaf, self.parameters)
+        passes.end()
         return sums
 
-    def _run_example(self, length: int, sample: TargetFeatures) -> None:
+    def _example(self, length: int, sample: TargetFeatures) -> tuple[Tensor, Layout, Tensor | None]:
+        """What `_run` takes, for a micro-batch of so many tokens with one chunk."""
         assert self.shapes is not None and sample.features_TF is not None
-        example = self.shapes.example(length, sample.features_TF)
-        self._run(example, self.regions[length], self.new_gradients(), None)
+        teacher_TD = sample.teacher_TD
+        return (
+            torch.zeros_like(sample.features_TF[:1]).expand(length, -1),
+            self.shapes.example(length).to(self.device),
+            None if teacher_TD is None else torch.zeros_like(teacher_TD[:1]),
+        )
 
-    def _compiled(self, shapes: ShapePolicy, backend: str) -> dict[int, Regions]:
-        """Regions for each length of the context: each code object meets one size only."""
+    def _capture(
+        self, lengths: Sequence[int], sample: TargetFeatures, phase: Callable[[str], None]
+    ) -> None:
+        """Replay CUDA graphs where that is faster, or wherever `--cuda-graphs on` wants it."""
+        pool = torch.cuda.graph_pool_handle()
+        for length in reversed(lengths):
+            phase(f"capturing CUDA graphs for {length} context tokens")
+            example, eager = self._example(length, sample), self.passes[length]
+            eager_s = self._seconds(*example)
+            assert isinstance(eager, EagerPasses)
+            self.passes[length] = GraphedPasses(eager, *example[:2], pool)
+            graphs_s = self._seconds(*example)
+            used = self.graphs == "on" or graphs_s < WORTHWHILE * eager_s
+            log.info(
+                "CUDA graphs for %d context tokens: %.2f ms a micro-batch, without them %.2f: %s",
+                length,
+                1e3 * graphs_s,
+                1e3 * eager_s,
+                "used" if used else "not used",
+            )
+            if not used:
+                self.passes[length] = eager
 
-        def compiled(function: Callable[..., object]) -> Callable[..., object]:
-            return compiled_for_this_thread(function, self.seal.backend(backend))
-
-        tiled = self.device.type == "cuda" and backend == "inductor"
-        return {length: Regions.compiled(compiled, tiled=tiled) for length in shapes.contexts}
+    def _seconds(self, *example: Any) -> float:
+        """Median time of a micro-batch."""
+        times = []
+        for _ in range(TIMED):
+            torch.cuda.current_stream().synchronize()
+            started_s = time.perf_counter()
+            self._run(*example)
+            torch.cuda.current_stream().synchronize()
+            times.append(time.perf_counter() - started_s)
+        return statistics.median(times)
 
     def _noisy(self, features_TF: Tensor, batch: Batch, scale: float) -> Tensor:
         if not scale:
@@ -155,12 +195,3 @@ class ForwardBackward:
 
     def _no_sums(self) -> LossSums:
         return LossSums.zero(self.drafter.config.block_size, self.device)
-
-
-def _teacher(teacher_TD: Tensor | None, blocks: Blocks) -> Teacher | None:
-    """Slot k of the block at anchor a learns from the target's output at a + k - 1."""
-    if teacher_TD is None:
-        return None
-    slot_B = torch.arange(blocks.inputs_NB.shape[1], device=blocks.anchor_N.device)
-    row_NB = (blocks.anchor_N[:, None] + slot_B - 1).clamp(0, len(teacher_TD) - 1)
-    return Teacher(teacher_TD, row_NB.flatten())

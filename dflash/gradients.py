@@ -27,30 +27,39 @@ class Gradients:
         main = [torch.zeros_like(leaf) for leaf in leaves]
         return cls(main, [torch.zeros_like(g) for g in main] if with_cap else None)
 
+    def zero_(self) -> Self:
+        """Start anew, in place."""
+        for gradient in [*self.main, *(self.cap or [])]:
+            gradient.zero_()
+        return self
+
+    @property
+    def last(self) -> tuple[Tensor, Tensor | None]:
+        """The two parts' gradients of the last leaf."""
+        return self.main[-1], self.cap[-1] if self.cap else None
+
     def with_leaf(self, leaf: Tensor) -> "Gradients":
         """The same accumulators, and one more for `leaf`."""
         cap = None if self.cap is None else [*self.cap, torch.zeros_like(leaf)]
         return Gradients([*self.main, torch.zeros_like(leaf)], cap)
 
-    def add(self, main: Tensor, cap: Tensor, leaves: Sequence[Tensor]) -> None:
-        """Accumulate the gradients of a micro-batch's two loss sums (see dflash.losses)."""
-        _backward(main, None, leaves, self.main, retain_graph=self.cap is not None)
+    def add(self, made: Tensor, main: Tensor, cap: Tensor | None, leaves: Sequence[Tensor]) -> None:
+        """Accumulate what reaches `leaves` through `made`, given the two parts' gradients of it."""
+        _backward(made, main, leaves, self.main, retain_graph=self.cap is not None)
         if self.cap is not None:
-            _backward(cap, None, leaves, self.cap)
+            assert cap is not None
+            _backward(made, cap, leaves, self.cap)
 
-    def add_through(self, made: Tensor, last: "Gradients", leaves: Sequence[Tensor]) -> None:
-        """Accumulate what reaches `leaves` through `made`, whose gradients `last` has last."""
-        _backward(made, last.main[-1], leaves, self.main, retain_graph=self.cap is not None)
-        if self.cap is not None and last.cap is not None:
-            _backward(made, last.cap[-1], leaves, self.cap)
+    def combined(self, sums: LossSums, cap_lambda: float) -> tuple[list[Tensor], float]:
+        """The whole step's gradients and their divisor: the loss's gradient is the quotient.
 
-    def normalised(self, sums: LossSums, cap_lambda: float) -> list[Tensor]:
-        """main / sum w + cap_lambda cap / sum of w over correct slots; new tensors."""
+        main / sum w + cap_lambda cap / sum of w over correct slots. CAP is added to `main`.
+        """
         weight, correct = float(sums.weight), float(sums.correct_weight)
-        total = [g / weight for g in self.main]
         if self.cap is not None and correct > 0:
-            _accumulate(total, [g * (cap_lambda / correct) for g in self.cap])
-        return total
+            for main, cap in zip(self.main, self.cap, strict=True):
+                main.add_(cap, alpha=cap_lambda * weight / correct)
+        return self.main, weight
 
     @staticmethod
     def total(parts: "list[Gradients]", device: torch.device) -> "Gradients":
@@ -62,7 +71,7 @@ class Gradients:
 
 def _backward(
     output: Tensor,
-    gradient: Tensor | None,
+    gradient: Tensor,
     leaves: Sequence[Tensor],
     into: Sequence[Tensor],
     *,

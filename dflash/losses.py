@@ -5,42 +5,40 @@
 
 w: slot weights; CE against the label; KL(p_T || q_T) against the target's distribution at the
 preceding position, both softened by temperature T; H: entropy of the drafter's distribution q.
-P draft slots, V vocabulary, D hidden size, T context tokens, B slots in a block.
+P draft slots, S of them asked (see dflash.asked), C of these in a chunk, U different rows of the
+target that teach them; V vocabulary, D hidden size, T context tokens, B slots in a block.
 
 The lm_head is frozen, so the gradient of the logits is known in closed form: CE q - onehot;
-T^2 KL: T (q_T - p_T); entropy: -q (log q + H). It is taken to the hidden states chunk by chunk and
-no logits are kept.
+T^2 KL: T (q_T - p_T); entropy: -q (log q + H). It is taken to the hidden states chunk by chunk,
+without autograd, and no logits are kept. How large a chunk is, and what is in it, is known on the
+host.
 """
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-# Logits held at once, in elements: 64 MiB in float32 for each of the few copies a chunk makes.
+from dflash.asked import AskedSlots
+
 CHUNK_ELEMENTS = 1 << 24
+"""Logits held at once, in elements: 64 MiB in float32 for each of the few copies of a chunk."""
+COMPILED_CHUNK_BYTES = 1 << 30
+"""Logits and their gradients held at once, in all, where they are made without copies."""
+ROWS = 128
+"""Compiled chunks hold a multiple of so many slots: tiles of a matrix product."""
 
 
 @dataclass(frozen=True)
 class Objective:
-    """Weights of the loss's parts. Soft labels are on when a Teacher is given."""
+    """Weights of the loss's parts. Soft labels are on when the teacher's rows are given."""
 
     kl_weight: float
     kl_temperature: float
     cap_lambda: float
-
-
-@dataclass(frozen=True)
-class Teacher:
-    """Where the soft labels come from: hidden_TD through the head at row_P, one row per slot.
-
-    Each row is turned into a distribution once, however many slots ask for it (and once more where
-    a chunk of slots ends among them).
-    """
-
-    hidden_TD: Tensor
-    row_P: Tensor
 
 
 @dataclass(frozen=True)
@@ -70,6 +68,20 @@ class LossSums:
         slots = torch.zeros(3, block_size, dtype=torch.long, device=device).unbind()
         return cls(*scalars, *slots)
 
+    @classmethod
+    def of(cls, parts_S5: Tensor, correct_S: Tensor, asked: AskedSlots) -> "LossSums":
+        """Sums of the asked slots' parts: weight, correct weight, w CE, w T^2 KL, w H."""
+        asked_P = correct_S.new_zeros(asked.shape[0] * asked.shape[1])
+        correct_P = asked_P.index_copy(0, asked.slot_S, correct_S)
+        asked_NB = asked_P.index_fill_(0, asked.slot_S, True).view(asked.shape)
+        correct_NB = correct_P.view(asked.shape)
+        # Slot 0 is the anchor: it is never asked and never breaks a prefix.
+        anchor_N1 = torch.ones_like(correct_NB[:, :1])
+        prefix_NB = torch.cat([anchor_N1, correct_NB[:, 1:]], dim=1).cumprod(1)
+        prefix_NB = prefix_NB.bool() & asked_NB
+        slots = [asked_NB.sum(0), correct_NB.sum(0), prefix_NB.sum(0)]
+        return cls(*parts_S5.double().sum(0).unbind(), *slots)
+
     def __add__(self, other: "LossSums") -> "LossSums":
         pairs = ((getattr(self, f.name), getattr(other, f.name)) for f in fields(self))
         return LossSums(*[mine + theirs.to(mine.device) for mine, theirs in pairs])
@@ -78,146 +90,174 @@ class LossSums:
 def block_losses(
     hidden_PD: Tensor,
     head_VD: Tensor,
-    labels_NB: Tensor,
-    weights_NB: Tensor,
+    asked: AskedSlots,
     objective: Objective,
-    teacher: Teacher | None = None,
-) -> tuple[Tensor, Tensor, LossSums]:
-    """Loss sums of a micro-batch.
+    teacher_TD: Tensor | None = None,
+    compiled: Callable[..., Any] | None = None,
+) -> tuple[Tensor, Tensor | None, LossSums]:
+    """Loss sums of a micro-batch and their gradients with respect to hidden_PD.
+
+    Args:
+        teacher_TD: the target's last hidden states, from which the head makes the soft labels.
+        compiled: `chunk_losses` compiled; chunks are then all of one size.
 
     Returns:
-        main: sum w (CE + kl_weight T^2 KL); differentiable with respect to hidden_PD.
-        cap: sum w 1(correct) H; differentiable with respect to hidden_PD.
-        sums: the parts, without gradient.
+        main_PD: gradient of sum w (CE + kl_weight T^2 KL).
+        cap_PD: gradient of sum w 1(correct) H; None without CAP.
+        sums: the parts.
     """
-    labels_P, weights_P = labels_NB.flatten(), weights_NB.flatten()
-    main, cap, parts_P5, correct_P = _HeadLoss.apply(
-        hidden_PD, head_VD, labels_P, weights_P, objective, teacher
+    main_PD = torch.zeros_like(hidden_PD)
+    cap_PD = torch.zeros_like(hidden_PD) if objective.cap_lambda else None
+    parts_S3 = _accurate(hidden_PD.new_empty(len(asked), 3))
+    correct_S = torch.empty_like(asked.slot_S, dtype=torch.bool)
+    losses = compiled or chunk_losses
+    for chunk in _chunks(asked, head_VD, objective, teacher_TD, compiled is not None):
+        logits_CV = hidden_PD[chunk.slot_C].to(head_VD.dtype) @ head_VD.T
+        teacher_UV = None if teacher_TD is None else chunk.teacher(teacher_TD, head_VD)
+        slope_CV, cap_CV, parts_C3, correct_C = losses(
+            logits_CV, chunk.label_C, teacher_UV, chunk.rank_C, objective
+        )
+        chunk.put(main_PD, slope_CV @ head_VD)
+        if cap_PD is not None:
+            assert cap_CV is not None
+            chunk.put(cap_PD, cap_CV @ head_VD)
+        parts_S3[chunk.part] = parts_C3[: chunk.count]
+        correct_S[chunk.part] = correct_C[: chunk.count]
+    weight_S = asked.weight_S.to(parts_S3.dtype)
+    # Which slots are right is taken as a constant.
+    correct_weight_S = weight_S * correct_S
+    _weigh(main_PD, asked.slot_S, weight_S)
+    if cap_PD is not None:
+        _weigh(cap_PD, asked.slot_S, correct_weight_S)
+    ce_S, kl_S, entropy_S = parts_S3.unbind(1)
+    parts = (
+        weight_S,
+        correct_weight_S,
+        weight_S * ce_S,
+        weight_S * kl_S,
+        correct_weight_S * entropy_S,
     )
-    return main, cap, _sums(parts_P5, correct_P.view_as(labels_NB), weights_NB > 0)
+    return main_PD, cap_PD, LossSums.of(torch.stack(parts, dim=1), correct_S, asked)
 
 
-def _sums(parts_P5: Tensor, correct_NB: Tensor, asked_NB: Tensor) -> LossSums:
-    scalars = parts_P5.double().sum(0).unbind()
-    # Slot 0 is the anchor: it is never asked and never breaks a prefix.
-    anchor_N1 = torch.ones_like(correct_NB[:, :1])
-    prefix_NB = torch.cat([anchor_N1, correct_NB[:, 1:]], dim=1).cumprod(1)
-    prefix_NB = prefix_NB.bool() & asked_NB
-    slots = [asked_NB.sum(0), correct_NB.sum(0), prefix_NB.sum(0)]
-    return LossSums(*scalars, *slots)
+def chunk_losses(
+    logits_CV: Tensor,
+    label_C: Tensor,
+    teacher_UV: Tensor | None,
+    rank_C: Tensor,
+    objective: Objective,
+) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
+    """The losses of each slot of a chunk and their gradients with respect to its logits.
+
+    Args:
+        teacher_UV: the target's logits; slot c learns from row rank_C[c].
+
+    Returns:
+        The gradients of CE + kl_weight T^2 KL and of the entropy (None without CAP), [C, V], in
+        the logits' dtype; CE, T^2 KL and the entropy, [C, 3]; which slots are right, [C].
+    """
+    dtype = logits_CV.dtype
+    logits_CV = _accurate(logits_CV)
+    token_V = torch.arange(logits_CV.shape[1], device=logits_CV.device)
+    log_q_CV = logits_CV.log_softmax(-1)
+    q_CV = log_q_CV.exp()
+    ce_C = -log_q_CV.gather(1, label_C[:, None])[:, 0]
+    kl_C = entropy_C = torch.zeros_like(ce_C)
+    # expm1: q - 1 of the label itself, exact where q is almost 1.
+    slope_CV = torch.where(token_V == label_C[:, None], torch.expm1(-ce_C)[:, None], q_CV)
+    if teacher_UV is not None:
+        temperature = objective.kl_temperature
+        norm_U = (_accurate(teacher_UV) / temperature).logsumexp(-1)
+        log_p_CV = _accurate(teacher_UV[rank_C]) / temperature - norm_U[rank_C][:, None]
+        log_q_soft_CV = (logits_CV / temperature).log_softmax(-1)
+        p_CV = log_p_CV.exp()
+        kl_C = temperature**2 * (p_CV * (log_p_CV - log_q_soft_CV)).sum(-1)
+        slope_CV = slope_CV + objective.kl_weight * temperature * (log_q_soft_CV.exp() - p_CV)
+    cap_CV = None
+    if objective.cap_lambda:
+        entropy_C = -(q_CV * log_q_CV).sum(-1)
+        cap_CV = (-q_CV * (log_q_CV + entropy_C[:, None])).to(dtype)
+    parts_C3 = torch.stack((ce_C, kl_C, entropy_C), dim=1)
+    return slope_CV.to(dtype), cap_CV, parts_C3, logits_CV.argmax(-1) == label_C
 
 
-class _HeadLoss(torch.autograd.Function):
-    """Frozen lm_head and loss in one: the gradient is made on the way forward, chunk by chunk."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        hidden_PD: Tensor,
-        head_VD: Tensor,
-        labels_P: Tensor,
-        weights_P: Tensor,
-        objective: Objective,
-        teacher: Teacher | None,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        main_grad_PD = torch.zeros_like(hidden_PD)
-        cap_grad_PD = torch.zeros_like(hidden_PD) if objective.cap_lambda else None
-        parts_P5 = hidden_PD.new_zeros(len(hidden_PD), 5, dtype=_accurate(hidden_PD.dtype))
-        correct_P = torch.zeros_like(labels_P, dtype=torch.bool)
-        for rows in _chunks(weights_P, teacher, head_VD.shape[0]):
-            chunk = _Chunk.of(hidden_PD[rows], head_VD, labels_P[rows], weights_P[rows])
-            grad_CV = chunk.ce_gradient()
-            kl_C = entropy_C = torch.zeros_like(chunk.ce_C)
-            if teacher is not None:
-                kl_C, kl_grad_CV = chunk.kl(
-                    teacher, teacher.row_P[rows], head_VD, objective.kl_temperature
-                )
-                grad_CV += objective.kl_weight * kl_grad_CV
-            main_grad_PD[rows] = chunk.to_hidden(grad_CV, head_VD).to(hidden_PD.dtype)
-            if cap_grad_PD is not None:
-                entropy_C, cap_grad_CV = chunk.cap()
-                cap_grad_PD[rows] = chunk.to_hidden(cap_grad_CV, head_VD).to(hidden_PD.dtype)
-            parts_P5[rows] = chunk.parts(kl_C, entropy_C)
-            correct_P[rows] = chunk.correct_C
-        ctx.save_for_backward(main_grad_PD, cap_grad_PD)
-        ctx.mark_non_differentiable(parts_P5, correct_P)
-        _, _, ce_P, kl_P, entropy_P = parts_P5.unbind(1)
-        main = ce_P.sum() + objective.kl_weight * kl_P.sum()
-        return main, entropy_P.sum(), parts_P5, correct_P
-
-    @staticmethod
-    def backward(ctx: Any, *d_outputs: Any) -> tuple[Tensor | None, ...]:
-        d_main, d_cap, *_ = d_outputs
-        main_grad_PD, cap_grad_PD = ctx.saved_tensors
-        grad_PD = d_main.to(main_grad_PD.dtype) * main_grad_PD
-        if cap_grad_PD is not None:
-            grad_PD = grad_PD + d_cap.to(cap_grad_PD.dtype) * cap_grad_PD
-        return grad_PD, None, None, None, None, None
+def _weigh(grad_PD: Tensor, slot_S: Tensor, weight_S: Tensor) -> None:
+    """Multiply each asked slot's gradient by its weight, in place; the others are 0."""
+    weight_P = torch.zeros_like(grad_PD[:, 0], dtype=weight_S.dtype).index_copy_(
+        0, slot_S, weight_S
+    )
+    grad_PD *= weight_P[:, None]
 
 
 @dataclass(frozen=True)
 class _Chunk:
-    """C slots of weight > 0: their log-probabilities and what follows from them."""
+    """`count` asked slots; behind them, where all chunks have one size, the first of all again, to
+    be ignored. `rows`: how many the target's logits have; the first U are meant.
+    """
 
-    log_q_CV: Tensor
-    labels_C: Tensor
-    weights_C: Tensor
-    ce_C: Tensor
-    correct_C: Tensor
+    part: slice
+    count: int
+    rows: int
+    slot_C: Tensor
+    label_C: Tensor
+    row_U: Tensor
+    rank_C: Tensor
 
     @classmethod
-    def of(
-        cls, hidden_CD: Tensor, head_VD: Tensor, labels_C: Tensor, weights_C: Tensor
-    ) -> "_Chunk":
-        log_q_CV = _logits(hidden_CD, head_VD).log_softmax(-1)
-        ce_C = -log_q_CV.gather(1, labels_C[:, None])[:, 0]
-        correct_C = log_q_CV.argmax(-1) == labels_C
-        return cls(log_q_CV, labels_C, weights_C.to(log_q_CV.dtype), ce_C, correct_C)
+    def of(cls, asked: AskedSlots, part: slice, size: int | None) -> "_Chunk":
+        slot_C, label_C = asked.slot_S[part], asked.label_S[part]
+        rows = asked.rows(part)
+        count = len(slot_C)
+        missing = 0 if size is None else size - count
+        return cls(
+            part,
+            count,
+            rows.stop - rows.start if size is None else size,
+            torch.cat([slot_C, asked.slot_S[:1].expand(missing)]),
+            F.pad(label_C, (0, missing)),
+            asked.row_U[rows],
+            F.pad(asked.rank_S[part] - rows.start, (0, missing)),
+        )
 
-    def ce_gradient(self) -> Tensor:
-        grad_CV = self.log_q_CV.exp()
-        minus_one = torch.full_like(grad_CV[:, :1], -1.0)
-        return grad_CV.scatter_add_(1, self.labels_C[:, None], minus_one)
+    def teacher(self, teacher_TD: Tensor, head_VD: Tensor) -> Tensor:
+        logits_UV = head_VD.new_empty(self.rows, len(head_VD))
+        rows_UD = teacher_TD[self.row_U].to(head_VD.dtype)
+        torch.mm(rows_UD, head_VD.T, out=logits_UV[: len(rows_UD)])
+        return logits_UV
 
-    def kl(
-        self, teacher: Teacher, row_C: Tensor, head_VD: Tensor, temperature: float
-    ) -> tuple[Tensor, Tensor]:
-        """T^2 KL of each slot and its gradient with respect to the logits."""
-        unique_U, inverse_C = row_C.unique_consecutive(return_inverse=True)
-        teacher_UV = _logits(teacher.hidden_TD[unique_U], head_VD)
-        log_p_CV = (teacher_UV / temperature).log_softmax(-1)[inverse_C]
-        # log q differs from the logits by a constant of the row, which softmax ignores.
-        log_q_CV = (self.log_q_CV / temperature).log_softmax(-1)
-        p_CV = log_p_CV.exp()
-        kl_C = (p_CV * (log_p_CV - log_q_CV)).sum(-1)
-        return temperature**2 * kl_C, temperature * (log_q_CV.exp() - p_CV)
-
-    def cap(self) -> tuple[Tensor, Tensor]:
-        """Entropy of each slot, 0 where it is wrong, and its gradient (argmax is a constant)."""
-        q_CV = self.log_q_CV.exp()
-        entropy_C = -(q_CV * self.log_q_CV).sum(-1)
-        grad_CV = -q_CV * (self.log_q_CV + entropy_C[:, None])
-        return entropy_C * self.correct_C, grad_CV * self.correct_C[:, None]
-
-    def to_hidden(self, grad_CV: Tensor, head_VD: Tensor) -> Tensor:
-        return (self.weights_C[:, None] * grad_CV).to(head_VD.dtype) @ head_VD
-
-    def parts(self, kl_C: Tensor, entropy_C: Tensor) -> Tensor:
-        per_slot = (torch.ones_like(kl_C), self.correct_C, self.ce_C, kl_C, entropy_C)
-        return self.weights_C[:, None] * torch.stack(per_slot, dim=1)
+    def put(self, into_PD: Tensor, gradient_CD: Tensor) -> None:
+        into_PD.index_copy_(
+            0, self.slot_C[: self.count], gradient_CD[: self.count].to(into_PD.dtype)
+        )
 
 
-def _accurate(dtype: torch.dtype) -> torch.dtype:
-    return torch.float64 if dtype == torch.float64 else torch.float32
+def _chunks(
+    asked: AskedSlots,
+    head_VD: Tensor,
+    objective: Objective,
+    teacher_TD: Tensor | None,
+    one_size: bool,
+) -> Iterator[_Chunk]:
+    """The slots in order, so that a teacher's row is made once, or twice where a chunk ends."""
+    vocabulary, count = len(head_VD), len(asked)
+    if one_size:
+        copies = 2 + (teacher_TD is not None) + bool(objective.cap_lambda)
+        most = COMPILED_CHUNK_BYTES // (vocabulary * head_VD.element_size() * copies)
+        size = _compiled_size(asked.shape, most)
+    else:
+        size = max(1, CHUNK_ELEMENTS // vocabulary)
+    for start in range(0, count, size):
+        part = slice(start, min(start + size, count))
+        yield _Chunk.of(asked, part, size if one_size else None)
 
 
-def _logits(hidden_CD: Tensor, head_VD: Tensor) -> Tensor:
-    return (hidden_CD.to(head_VD.dtype) @ head_VD.T).to(_accurate(head_VD.dtype))
+def _compiled_size(shape: tuple[int, int], most: int) -> int:
+    """Slots of a chunk: the same for all blocks of this shape, with little to fill up."""
+    blocks, block_size = shape
+    can_be_asked = blocks * (block_size - 1)
+    chunks = -(-can_be_asked // max(ROWS, most))
+    return -(-can_be_asked // (chunks * ROWS)) * ROWS
 
 
-def _chunks(weights_P: Tensor, teacher: Teacher | None, vocab_size: int) -> tuple[Tensor, ...]:
-    """Slots that count, in chunks; in order of their teacher's row, so that each is made once."""
-    rows = weights_P.nonzero().flatten()
-    if teacher is not None:
-        rows = rows[teacher.row_P[rows].argsort(stable=True)]
-    return rows.split(max(1, CHUNK_ELEMENTS // vocab_size))
+def _accurate(x: Tensor) -> Tensor:
+    return x if x.dtype == torch.float64 else x.float()

@@ -68,19 +68,24 @@ def apply_step(
     optimizer: torch.optim.Optimizer,
     gradients: list[Tensor],
     *,
+    divisor: float = 1.0,
     lr: float,
     clip: float,
     step: int,
 ) -> float:
-    """Clip, update, and return the gradient's norm before clipping.
+    """Divide, clip, update, and return the gradient's norm before clipping.
 
-    Raises NonFiniteError, before any weight changes, when the norm is not finite.
+    The gradients are scaled in place. Raises NonFiniteError, before any weight changes, when the
+    norm is not finite.
     """
-    for parameter, gradient in zip(model.parameters(), gradients, strict=True):
-        parameter.grad = gradient
-    norm = nn.utils.clip_grad_norm_(model.parameters(), clip or math.inf, foreach=False).item()
+    # `foreach` is named for the same reason as in make_optimizer.
+    total = nn.utils.get_total_norm(gradients, foreach=gradients[0].is_cuda)
+    norm = total.item() / divisor
     if not math.isfinite(norm):
         raise NonFiniteError(f"step {step + 1}: the gradient's norm is {norm}")
+    scale = min(1.0, clip / (norm + 1e-6)) if clip else 1.0
+    for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+        parameter.grad = gradient.mul_(scale / divisor)
     for group in optimizer.param_groups:
         group["lr"] = lr
     optimizer.step()

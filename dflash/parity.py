@@ -17,6 +17,7 @@ from dflash.batches import Batch, pack
 from dflash.decode import Step
 from dflash.drafter import Drafter, autocast
 from dflash.losses import Objective, block_losses
+from dflash.shapes import Layout
 from dflash.target import FrozenHead, Target
 
 # Shares of right slots further apart than this are no rounding: what --parity reports as a gap.
@@ -100,21 +101,21 @@ def _as_in_training(
     target: Target, drafter: Drafter, head: FrozenHead, texts: Sequence[DecodedText]
 ) -> tuple[Tensor, Tensor]:
     """Per slot, how many are asked and right, [B] each, by the trainer's own code."""
-    batch = _batch(drafter, texts).to(head.embedding_VD.device)
-    blocks = batch.blocks
+    device = head.embedding_VD.device
+    batch = _batch(drafter, texts)
+    layout = Layout.of(batch).to(device)
+    (chunk,) = layout.chunks
     features_TF, _ = target.hidden(batch.tokens_T, batch.lengths, final=False)
-    with autocast(head.embedding_VD.device, head.embedding_VD.dtype):
+    with autocast(device, head.embedding_VD.dtype):
         hidden_PD = drafter(
-            head.embedding_VD[blocks.inputs_NB.flatten()],
-            features_TF.to(head.embedding_VD.device),
-            batch.document_T,
-            batch.position_T,
-            blocks.anchor_N,
+            head.embedding_VD[chunk.inputs_NB.flatten()],
+            features_TF.to(device),
+            layout.document_T,
+            layout.position_T,
+            chunk.anchor_N,
         )
     only_count = Objective(kl_weight=0.0, kl_temperature=1.0, cap_lambda=0.0)
-    _, _, sums = block_losses(
-        hidden_PD, head.head_VD, blocks.labels_NB, blocks.weights_NB, only_count
-    )
+    _, _, sums = block_losses(hidden_PD, head.head_VD, chunk.asked, only_count)
     return sums.asked_B.cpu(), sums.correct_B.cpu()
 
 

@@ -176,6 +176,7 @@ MAY_CHANGE = {
     ("devices", "drafter-gpus"),
     ("devices", "compile"),
     ("devices", "draft-chunk"),
+    ("devices", "cuda-graphs"),
     ("devices", "late-compile"),
     ("optimizer", "grad-accum"),
     ("data", "data-dir"),

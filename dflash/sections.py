@@ -93,6 +93,11 @@ class DevicesConfig(Section):
         unit="slots",
         at_least=2,
     )
+    cuda_graphs: str = option(
+        "off",
+        help="replay the drafter's passes as CUDA graphs; auto measures whether that is faster",
+        choices=("auto", "on", "off"),
+    )
     late_compile: str = option(
         "refuse",
         help="what becomes of a compile after the start: an error, or a delay",

@@ -1,6 +1,6 @@
 """The few sizes that compiled layers meet: micro-batches are padded to them.
 
-T context tokens, N blocks of B slots, P = N x B draft slots, F = captured layers x D.
+T context tokens, N blocks of B slots, P = N x B draft slots.
 
 The padding is a document of its own behind all others, with blocks of its own. No other document
 sees it, and its slots weigh nothing, so that it changes neither losses nor gradients.
@@ -8,7 +8,7 @@ sees it, and its slots weigh nothing, so that it changes neither losses nor grad
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 import numpy as np
@@ -17,9 +17,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dflash.anchors import Blocks
+from dflash.asked import AskedSlots
 from dflash.attention import TILE
 from dflash.batches import Batch
 from dflash.errors import DflashError
+from dflash.streams import to_device
 
 CONTEXT_SIZES = 4
 
@@ -31,13 +33,55 @@ class ShapeError(DflashError):
 
 
 @dataclass(frozen=True)
-class Padded:
-    """A micro-batch at one of the policy's sizes; its slots come in chunks of `Blocks`."""
+class Chunk:
+    """Blocks that are drafted in one pass."""
 
-    features_TF: Tensor
+    anchor_N: Tensor
+    inputs_NB: Tensor
+    asked: AskedSlots
+
+    @classmethod
+    def of(cls, blocks: Blocks) -> Self:
+        """These blocks."""
+        return cls(blocks.anchor_N, blocks.inputs_NB, AskedSlots.of(blocks))
+
+    def to(self, device: torch.device) -> "Chunk":
+        """The same on another device."""
+        return Chunk(
+            to_device(self.anchor_N, device),
+            to_device(self.inputs_NB, device),
+            self.asked.to(device),
+        )
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What a micro-batch looks like to the drafter; made on the host."""
+
     document_T: Tensor
     position_T: Tensor
-    chunks: list[Blocks]
+    chunks: tuple[Chunk, ...]
+
+    @classmethod
+    def of(cls, batch: Batch) -> Self:
+        """The batch as it is, in one chunk."""
+        return cls(batch.document_T, batch.position_T, (Chunk.of(batch.blocks),))
+
+    def to(self, device: torch.device) -> "Layout":
+        """The same on another device."""
+        return Layout(
+            to_device(self.document_T, device),
+            to_device(self.position_T, device),
+            tuple(chunk.to(device) for chunk in self.chunks),
+        )
+
+    def clone(self) -> "Layout":
+        """The same in memory of its own, as far as the passes read it."""
+        chunks = (
+            replace(chunk, anchor_N=chunk.anchor_N.clone(), inputs_NB=chunk.inputs_NB.clone())
+            for chunk in self.chunks
+        )
+        return Layout(self.document_T.clone(), self.position_T.clone(), tuple(chunks))
 
 
 @dataclass(frozen=True)
@@ -97,35 +141,31 @@ class ShapePolicy:
             f"{self.contexts[-1] - 1}"
         )
 
-    def padded(self, features_TF: Tensor, batch: Batch) -> Padded:
+    def layout(self, batch: Batch) -> Layout:
         """The micro-batch at the policy's sizes. Raises ShapeError."""
         tokens = len(batch.tokens_T)
         missing = self.context(tokens) - tokens
         document = len(batch.lengths)
-        return Padded(
-            F.pad(features_TF, (0, 0, 0, missing)),
+        return Layout(
             F.pad(batch.document_T, (0, missing), value=document),
             F.pad(batch.position_T, (0, missing)),
-            list(self._chunks(batch.blocks, anchor=tokens)),
+            tuple(self._chunks(batch.blocks, anchor=tokens)),
         )
 
-    def _chunks(self, blocks: Blocks, anchor: int) -> Iterator[Blocks]:
+    def _chunks(self, blocks: Blocks, anchor: int) -> Iterator[Chunk]:
         """Chunks of one size; the last is filled up with blocks at `anchor` that weigh nothing."""
         for start in range(0, len(blocks.anchor_N), self.blocks):
-            yield blocks.part(slice(start, start + self.blocks)).filled_up(self.blocks, anchor)
+            part = blocks.part(slice(start, start + self.blocks))
+            yield Chunk.of(part.filled_up(self.blocks, anchor))
 
-    def example(self, context: int, features_TF: Tensor) -> Padded:
-        """A micro-batch of padding alone: so many tokens, their features like those."""
-        device = features_TF.device
-        nothing_T = torch.zeros(context, dtype=torch.long, device=device)
-        anchor_N = nothing_T[:1].expand(self.blocks).contiguous()
-        blocks_NB = torch.zeros(self.blocks, self.block_size, dtype=torch.long, device=device)
-        return Padded(
-            features_TF.new_zeros(context, features_TF.shape[1]),
-            nothing_T,
-            nothing_T,
-            [Blocks(anchor_N, blocks_NB, blocks_NB, blocks_NB.float())],
-        )
+    def example(self, context: int) -> Layout:
+        """A micro-batch of so many tokens and one chunk, of which one slot is asked."""
+        nothing_T, anchor_N = torch.zeros(context).long(), torch.zeros(self.blocks).long()
+        blocks_NB = torch.zeros(self.blocks, self.block_size, dtype=torch.long)
+        weights_NB = blocks_NB.float()
+        weights_NB[0, 1] = 1.0
+        blocks = Blocks(anchor_N, blocks_NB, blocks_NB, weights_NB)
+        return Layout(nothing_T, nothing_T, (Chunk.of(blocks),))
 
 
 def _rounded_up(sizes: np.ndarray, to: int) -> np.ndarray:

@@ -74,3 +74,10 @@ def keep_for_this_stream(tensors: Iterable[Tensor]) -> None:
     for tensor in tensors:
         if tensor.is_cuda:
             tensor.record_stream(torch.cuda.current_stream(tensor.device))
+
+
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """A host tensor on a device, in the order of this thread's stream; the host does not wait."""
+    if device.type != "cuda" or tensor.is_cuda:
+        return tensor.to(device)
+    return tensor.pin_memory(device).to(device, non_blocking=True)

@@ -31,7 +31,7 @@ from dflash.concurrency import Gate
 from dflash.errors import ModelError
 from dflash.heartbeat import started, waiting, working
 from dflash.routing import RoutedReceiver, RoutedSender
-from dflash.streams import Lanes, Ready, own_stream
+from dflash.streams import Lanes, Ready, own_stream, to_device
 
 log = logging.getLogger(__name__)
 
@@ -118,14 +118,14 @@ class Target:
         layer mixes tokens by attention or by a recurrent state. The lm_head is skipped and, unless
         `final`, so is every layer above the last captured one.
         """
-        tokens_RS = pad_sequence(list(tokens_T.to(self.device).split(tuple(lengths))), True)
-        length_R = torch.tensor(lengths, device=self.device)
-        real_RS = torch.arange(tokens_RS.shape[1], device=self.device) < length_R[:, None]
+        tokens_RS = pad_sequence(list(tokens_T.split(tuple(lengths))), batch_first=True)
+        where_T = to_device(_places(lengths, tokens_RS.shape[1]), self.device)
+        tokens_RS = to_device(tokens_RS, self.device)
         last_RSD = None
         with self.capturing(stop_early=not final) as captured, suppress(_AllCaptured):
             last_RSD = self.decoder(input_ids=tokens_RS, use_cache=False).last_hidden_state
-        features_TF = torch.cat([hidden_RSD[real_RS] for hidden_RSD in captured], dim=-1)
-        return features_TF, None if last_RSD is None else last_RSD[real_RS]
+        features_TF = torch.cat([_at(where_T, hidden_RSD) for hidden_RSD in captured], dim=-1)
+        return features_TF, None if last_RSD is None else _at(where_T, last_RSD)
 
     @contextmanager
     def capturing(self, *, stop_early: bool = False) -> Iterator[list[Tensor]]:
@@ -264,10 +264,20 @@ def run_target(
         gate.wait()
         started()
         for index in indices:
-            batch = batches.receive(index).to(target.device)
+            batch = batches.receive(index)
             working(f"forward of batch {index}")
             made = target.features(batch, soft_labels=soft_labels)
             features.send(index, made.sent_to(drafters[index % len(drafters)], lanes))
+
+
+def _places(lengths: Sequence[int], width: int) -> Tensor:
+    """Where each token of documents laid end to end is in rows of that width, one per document."""
+    places = [torch.arange(length) + row * width for row, length in enumerate(lengths)]
+    return torch.cat(places)
+
+
+def _at(where_T: Tensor, hidden_RSD: Tensor) -> Tensor:
+    return hidden_RSD.flatten(0, 1)[where_T]
 
 
 def _on(tensor: Tensor, device: torch.device) -> Tensor:

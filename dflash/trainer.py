@@ -230,7 +230,7 @@ class Run:
 
     def _warm_up_sample(self, target: Target) -> TargetFeatures:
         """Features for the drafters to warm up with, before any other thread runs."""
-        batch = self.source.batch(self.plan.first_batch).to(target.device)
+        batch = self.source.batch(self.plan.first_batch)
         return target.features(batch, soft_labels=self.config.objective.use_soft_labels)
 
     def _log_memory(

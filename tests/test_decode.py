@@ -8,6 +8,7 @@ from transformers import AutoModelForCausalLM
 
 from dflash import decode, verify
 from dflash.anchors import make_blocks
+from dflash.asked import AskedSlots
 from dflash.batches import pack
 from dflash.data.completions import Completion
 from dflash.decode import (
@@ -105,11 +106,12 @@ def trained(target, prompts, written):
     blocks, forward = as_in_training(target, prompts[0], written[0])
     head_VD = target.head.head_VD
     for _ in range(60):
-        main, _, sums = block_losses(
-            forward(drafter), head_VD, blocks.labels_NB, blocks.weights_NB, Objective(0, 1, 0)
+        hidden_PD = forward(drafter)
+        main_PD, _, sums = block_losses(
+            hidden_PD.detach(), head_VD, AskedSlots.of(blocks), Objective(0, 1, 0)
         )
         optimizer.zero_grad()
-        (main / sums.weight).backward()
+        hidden_PD.backward(main_PD / sums.weight)
         optimizer.step()
     return drafter
 

@@ -1,21 +1,23 @@
 """The objective: by hand, against plain autograd in float64, and as sums that add up."""
 
 import math
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pytest
 import torch
 
 from dflash import losses
-from dflash.losses import LossSums, Objective, Teacher, block_losses
+from dflash.anchors import Blocks
+from dflash.asked import AskedSlots
+from dflash.losses import LossSums, Objective, block_losses
 
 BLOCK, VOCAB, HIDDEN = 4, 11, 6
 FULL = Objective(kl_weight=0.3, kl_temperature=2.0, cap_lambda=0.5)
-CHUNKS = [1, 2 * VOCAB, 5 * VOCAB, 1 << 24]
+CHUNKS = [1, 2, 5, 1000]  # slots
 
 
 def random_case(seed=0, blocks=6):
-    """(hidden, head, labels, weights, teacher) in float64; some labels are right, some unasked."""
+    """(hidden, head, blocks, teacher) in float64; some labels are right, some slots unasked."""
     random = torch.Generator().manual_seed(seed)
     hidden_PD = torch.randn(blocks * BLOCK, HIDDEN, generator=random).double()
     head_VD = torch.randn(VOCAB, HIDDEN, generator=random).double()
@@ -26,21 +28,32 @@ def random_case(seed=0, blocks=6):
     weights_NB = torch.rand(blocks, BLOCK, generator=random)
     weights_NB[torch.rand(blocks, BLOCK, generator=random) < 0.2] = 0.0
     weights_NB[:, 0] = 0.0
-    row_P = torch.randint(9, (blocks * BLOCK,), generator=random)
-    teacher = Teacher(torch.randn(9, HIDDEN, generator=random).double(), row_P)
-    return hidden_PD, head_VD, labels_NB, weights_NB, teacher
+    anchor_N = torch.randint(6, (blocks,), generator=random).sort().values
+    teacher_TD = torch.randn(9, HIDDEN, generator=random).double()
+    return hidden_PD, head_VD, made(labels_NB, weights_NB, anchor_N), teacher_TD
 
 
-def plain(hidden_PD, head_VD, labels_NB, weights_NB, objective, teacher):
+def made(labels_NB, weights_NB, anchor_N=None):
+    """Blocks with these labels and weights."""
+    anchor_N = torch.arange(len(labels_NB)) if anchor_N is None else anchor_N
+    return Blocks(anchor_N, torch.zeros_like(labels_NB), labels_NB, weights_NB)
+
+
+def losses_of(hidden_PD, head_VD, blocks, objective, teacher_TD=None, **options):
+    return block_losses(hidden_PD, head_VD, AskedSlots.of(blocks), objective, teacher_TD, **options)
+
+
+def plain(hidden_PD, head_VD, blocks, objective, teacher_TD):
     """(main, cap) written down from the formulas, for autograd to differentiate."""
-    labels_P, weights_P = labels_NB.flatten(), weights_NB.flatten()
+    labels_P, weights_P = blocks.labels_NB.flatten(), blocks.weights_NB.flatten()
     logits_PV = hidden_PD @ head_VD.T
     log_q_PV = logits_PV.log_softmax(-1)
     ce_P = -log_q_PV[torch.arange(len(labels_P)), labels_P]
     kl_P = torch.zeros_like(ce_P)
-    if teacher is not None:
+    if teacher_TD is not None:
         T = objective.kl_temperature
-        p_PV = (teacher.hidden_TD[teacher.row_P] @ head_VD.T / T).softmax(-1)
+        row_P = (blocks.anchor_N[:, None] + torch.arange(BLOCK) - 1).flatten().clamp(min=0)
+        p_PV = (teacher_TD[row_P] @ head_VD.T / T).softmax(-1)
         kl_P = T**2 * (p_PV * (p_PV.log() - (logits_PV / T).log_softmax(-1))).sum(-1)
     right_P = (logits_PV.argmax(-1) == labels_P).double()
     entropy_P = -(log_q_PV.exp() * log_q_PV).sum(-1)
@@ -48,68 +61,79 @@ def plain(hidden_PD, head_VD, labels_NB, weights_NB, objective, teacher):
     return main, (weights_P * right_P * entropy_P).sum()
 
 
-def gradients(main, cap, hidden_PD):
-    by_main = torch.autograd.grad(main, hidden_PD, retain_graph=True)[0]
-    return by_main, torch.autograd.grad(cap, hidden_PD)[0]
+def exact(hidden_PD, *case):
+    """The sums and their gradients with respect to hidden_PD, by autograd in float64."""
+    hidden_PD = hidden_PD.double().requires_grad_()
+    main, cap = plain(hidden_PD, *case)
+    (main_PD,) = torch.autograd.grad(main, hidden_PD, retain_graph=True)
+    return main.item(), cap.item(), main_PD, torch.autograd.grad(cap, hidden_PD)[0]
 
 
-@pytest.mark.parametrize("chunk_elements", CHUNKS)
+@pytest.mark.parametrize("compiled", [None, losses.chunk_losses])
+@pytest.mark.parametrize("chunk", CHUNKS)
 @pytest.mark.parametrize("soft", [False, True])
 @pytest.mark.parametrize("temperature", [1.0, 2.0])
-def test_values_and_gradients_equal_plain_autograd(monkeypatch, chunk_elements, soft, temperature):
-    monkeypatch.setattr(losses, "CHUNK_ELEMENTS", chunk_elements)
+def test_values_and_gradients_equal_plain_autograd(monkeypatch, compiled, chunk, soft, temperature):
+    monkeypatch.setattr(losses, "CHUNK_ELEMENTS", chunk * VOCAB)
+    monkeypatch.setattr(losses, "COMPILED_CHUNK_BYTES", chunk * VOCAB * 8 * (3 + soft))
+    monkeypatch.setattr(losses, "ROWS", 1)
     objective = Objective(kl_weight=0.3, kl_temperature=temperature, cap_lambda=0.5)
-    hidden_PD, head_VD, labels_NB, weights_NB, teacher = random_case()
-    hidden_PD.requires_grad_()
-    args = (hidden_PD, head_VD, labels_NB, weights_NB, objective, teacher if soft else None)
+    hidden_PD, head_VD, blocks, teacher_TD = random_case()
+    args = (hidden_PD, head_VD, blocks, objective, teacher_TD if soft else None)
 
-    main, cap, sums = block_losses(*args)
-    expected = plain(*args)
-    torch.testing.assert_close((main, cap), expected)
-    torch.testing.assert_close(
-        gradients(main, cap, hidden_PD), gradients(*expected, hidden_PD), rtol=1e-10, atol=1e-12
-    )
-    assert (sums.ce + objective.kl_weight * sums.kl).item() == pytest.approx(expected[0].item())
-    assert sums.entropy.item() == pytest.approx(expected[1].item())
+    main_PD, cap_PD, sums = losses_of(*args, compiled=compiled)
+    main, cap, exact_main_PD, exact_cap_PD = exact(*args)
+    torch.testing.assert_close(main_PD, exact_main_PD, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(cap_PD, exact_cap_PD, rtol=1e-10, atol=1e-12)
+    assert (sums.ce + objective.kl_weight * sums.kl).item() == pytest.approx(main)
+    assert sums.entropy.item() == pytest.approx(cap)
     assert (sums.kl > 0) == soft
 
 
-def test_both_parts_differentiate_in_one_backward_with_any_scale():
-    hidden_PD, head_VD, labels_NB, weights_NB, teacher = random_case()
-    hidden_PD.requires_grad_()
-    args = (hidden_PD, head_VD, labels_NB, weights_NB, FULL, teacher)
-    main, cap, _ = block_losses(*args)
-    (got,) = torch.autograd.grad(3.0 * main - 0.25 * cap, hidden_PD)
-    main, cap = plain(*args)
-    (expected,) = torch.autograd.grad(3.0 * main - 0.25 * cap, hidden_PD)
-    torch.testing.assert_close(got, expected)
+def test_without_cap_there_is_no_gradient_of_it():
+    _, cap_PD, sums = losses_of(*random_case()[:3], Objective(0.0, 1.0, 0.0))
+    assert (cap_PD, sums.entropy) == (None, 0)
+
+
+def test_compiled_chunks_have_one_size_whatever_is_asked(monkeypatch):
+    monkeypatch.setattr(losses, "ROWS", 2)
+    monkeypatch.setattr(losses, "COMPILED_CHUNK_BYTES", 7 * VOCAB * 8 * 4)
+    sizes = set()
+
+    def spy(*args):
+        sizes.update((len(args[0]), len(args[2])))
+        return losses.chunk_losses(*args)
+
+    for seed in range(5):
+        hidden_PD, head_VD, blocks, teacher_TD = random_case(seed)
+        losses_of(hidden_PD, head_VD, blocks, FULL, teacher_TD, compiled=spy)
+    # 18 slots can be asked, at most 7 at once: three chunks of 6.
+    assert sizes == {6}
 
 
 def test_losses_by_hand():
     # Two tokens; logits (ln 3, 0) and (0, ln 3): q = (3/4, 1/4) and (1/4, 3/4).
     head_VD = torch.eye(2)
     ln3 = math.log(3)
-    hidden_PD = torch.tensor([[9.0, 9.0], [ln3, 0.0], [0.0, ln3]], requires_grad=True)
+    hidden_PD = torch.tensor([[9.0, 9.0], [ln3, 0.0], [0.0, ln3]])
     labels_NB, weights_NB = torch.tensor([[0, 0, 0]]), torch.tensor([[0.0, 1.0, 0.5]])
     # The teacher says (1/2, 1/2) of slot 1 and (1/4, 3/4), as the drafter does, of slot 2.
-    teacher = Teacher(torch.tensor([[0.0, 0.0], [0.0, ln3]]), torch.tensor([0, 0, 1]))
+    teacher_TD = torch.tensor([[0.0, 0.0], [0.0, ln3]])
     objective = Objective(kl_weight=0.1, kl_temperature=1.0, cap_lambda=1.0)
-    main, cap, sums = block_losses(hidden_PD, head_VD, labels_NB, weights_NB, objective, teacher)
+    blocks = made(labels_NB, weights_NB)
+    main_PD, _, sums = losses_of(hidden_PD, head_VD, blocks, objective, teacher_TD)
 
     ce = 1.0 * math.log(4 / 3) + 0.5 * math.log(4)
     kl = 0.5 * math.log(0.5 / 0.75) + 0.5 * math.log(0.5 / 0.25)
     entropy = 0.75 * math.log(4 / 3) + 0.25 * math.log(4)  # slot 1 alone is right
-    assert main.item() == pytest.approx(ce + 0.1 * kl)
-    assert cap.item() == pytest.approx(entropy)
     scalars = [sums.weight, sums.correct_weight, sums.ce, sums.kl, sums.entropy]
     assert [s.item() for s in scalars] == pytest.approx([1.5, 1.0, ce, kl, entropy])
     slots = [sums.asked_B, sums.correct_B, sums.prefix_B]
     assert [s.tolist() for s in slots] == [[0, 1, 1], [0, 1, 0], [0, 1, 0]]
 
     # CE: w (q - onehot); KL: 0.1 (q - p).
-    (gradient,) = torch.autograd.grad(main, hidden_PD)
     expected = [[0, 0], [-0.25 + 0.1 * 0.25, 0.25 - 0.1 * 0.25], [-0.375, 0.375]]
-    torch.testing.assert_close(gradient, torch.tensor(expected))
+    torch.testing.assert_close(main_PD, torch.tensor(expected))
 
 
 def test_a_prefix_ends_at_its_first_mistake_and_at_what_is_not_asked():
@@ -118,91 +142,118 @@ def test_a_prefix_ends_at_its_first_mistake_and_at_what_is_not_asked():
     hidden_PD = torch.tensor([wrong, right, wrong, right, wrong, right, right, right])
     labels_NB = torch.zeros(2, 4, dtype=torch.long)
     weights_NB = torch.tensor([[0.0, 1.0, 1.0, 1.0], [0.0, 1.0, 1.0, 0.0]])
-    *_, sums = block_losses(hidden_PD, head_VD, labels_NB, weights_NB, Objective(0, 1, 0))
+    *_, sums = losses_of(hidden_PD, head_VD, made(labels_NB, weights_NB), Objective(0, 1, 0))
     assert sums.asked_B.tolist() == [0, 2, 2, 1]
     assert sums.correct_B.tolist() == [0, 2, 1, 1]
     assert sums.prefix_B.tolist() == [0, 2, 1, 0]
 
 
 def test_slots_of_weight_0_count_for_nothing():
-    hidden_PD, head_VD, labels_NB, weights_NB, teacher = random_case()
-    unasked_NB = weights_NB == 0
-    garbage_PD = torch.where(unasked_NB.flatten()[:, None], torch.nan, hidden_PD).requires_grad_()
-    other_NB = torch.where(unasked_NB, (labels_NB + 1) % VOCAB, labels_NB)
+    hidden_PD, head_VD, blocks, teacher_TD = random_case()
+    unasked_NB = blocks.weights_NB == 0
+    garbage_PD = torch.where(unasked_NB.flatten()[:, None], torch.nan, hidden_PD)
+    other_NB = torch.where(unasked_NB, (blocks.labels_NB + 1) % VOCAB, blocks.labels_NB)
+    other = replace(blocks, labels_NB=other_NB)
 
-    main, cap, sums = block_losses(garbage_PD, head_VD, other_NB, weights_NB, FULL, teacher)
-    expected = block_losses(hidden_PD, head_VD, labels_NB, weights_NB, FULL, teacher)
-    assert (main, cap) == expected[:2]
-    for field in fields(LossSums):
-        assert getattr(sums, field.name).equal(getattr(expected[2], field.name))
-    (gradient_PD,) = torch.autograd.grad(main + cap, garbage_PD)
-    assert gradient_PD[unasked_NB.flatten()].abs().max() == 0
-    assert gradient_PD[~unasked_NB.flatten()].abs().sum(1).min() > 0
+    for compiled in (None, losses.chunk_losses):
+        *got, sums = losses_of(garbage_PD, head_VD, other, FULL, teacher_TD, compiled=compiled)
+        *expected, same = losses_of(hidden_PD, head_VD, blocks, FULL, teacher_TD, compiled=compiled)
+        for field in fields(LossSums):
+            assert getattr(sums, field.name).equal(getattr(same, field.name))
+        assert all(mine.equal(theirs) for mine, theirs in zip(got, expected, strict=True))
+        assert got[0][unasked_NB.flatten()].abs().max() == 0
+        assert got[0][~unasked_NB.flatten()].abs().sum(1).min() > 0
 
 
 def test_two_micro_batches_of_n_blocks_add_up_to_one_of_2n():
-    hidden_PD, head_VD, labels_NB, weights_NB, teacher = random_case(blocks=6)
+    hidden_PD, head_VD, blocks, teacher_TD = random_case(blocks=6)
 
-    def of(blocks):
-        slots = slice(blocks.start * BLOCK, blocks.stop * BLOCK)
-        part = Teacher(teacher.hidden_TD, teacher.row_P[slots])
-        return block_losses(
-            hidden_PD[slots], head_VD, labels_NB[blocks], weights_NB[blocks], FULL, part
-        )
+    def of(which):
+        slots = slice(which.start * BLOCK, which.stop * BLOCK)
+        return losses_of(hidden_PD[slots], head_VD, blocks.part(which), FULL, teacher_TD)
 
     (*whole, sums), (*first, a), (*second, b) = of(slice(0, 6)), of(slice(0, 3)), of(slice(3, 6))
-    torch.testing.assert_close(torch.stack(whole), torch.stack(first) + torch.stack(second))
+    for together, *parts in zip(whole, first, second, strict=True):
+        torch.testing.assert_close(together, torch.cat(parts))
     added = LossSums.zero(BLOCK, torch.device("cpu")) + a + b
     for field in fields(LossSums):
         torch.testing.assert_close(getattr(added, field.name), getattr(sums, field.name))
 
 
-def teacher_rows_made(monkeypatch, chunk_elements):
-    """(rows made into distributions, rows asked for) with teacher rows that can be told apart."""
-    monkeypatch.setattr(losses, "CHUNK_ELEMENTS", chunk_elements)
-    hidden_PD, head_VD, labels_NB, weights_NB, teacher = random_case()
-    rows = len(teacher.hidden_TD)
-    teacher.hidden_TD[:, 0] = torch.arange(1000, 1000 + rows)
-    made, original = [], losses._logits
+def teacher_rows_made(monkeypatch, chunk):
+    """(rows made into logits, rows asked for), of a chunk of so many slots."""
+    monkeypatch.setattr(losses, "CHUNK_ELEMENTS", chunk * VOCAB)
+    hidden_PD, head_VD, blocks, teacher_TD = random_case()
+    rows_made, original = [], losses._Chunk.teacher
 
-    def spy(hidden_CD, head_VD):
-        first = hidden_CD[:, 0]
-        made.extend((first[first >= 1000] - 1000).long().tolist())
-        return original(hidden_CD, head_VD)
+    def spy(self, *args):
+        logits_UV = original(self, *args)
+        torch.testing.assert_close(logits_UV, teacher_TD[self.row_U] @ head_VD.T)
+        rows_made.extend(self.row_U.tolist())
+        return logits_UV
 
-    monkeypatch.setattr(losses, "_logits", spy)
-    block_losses(hidden_PD, head_VD, labels_NB, weights_NB, FULL, teacher)
-    return made, set(teacher.row_P[weights_NB.flatten() > 0].tolist())
+    monkeypatch.setattr(losses._Chunk, "teacher", spy)
+    losses_of(hidden_PD, head_VD, blocks, FULL, teacher_TD)
+    row_NB = blocks.anchor_N[:, None] + torch.arange(BLOCK) - 1
+    return rows_made, set(row_NB[blocks.weights_NB > 0].tolist())
 
 
 def test_a_teacher_row_is_made_once_however_many_slots_ask(monkeypatch):
-    made, asked = teacher_rows_made(monkeypatch, 1 << 24)
-    assert sorted(made) == sorted(asked)
+    rows_made, asked = teacher_rows_made(monkeypatch, 1000)
+    assert rows_made == sorted(asked)
 
 
 def test_a_teacher_row_is_made_again_only_where_a_chunk_ends_in_it(monkeypatch):
     slots, chunk = 18, 4
-    made, asked = teacher_rows_made(monkeypatch, chunk * VOCAB)
-    assert made == sorted(made)
-    assert len(asked) <= len(made) <= len(asked) + slots // chunk
+    rows_made, asked = teacher_rows_made(monkeypatch, chunk)
+    assert rows_made == sorted(rows_made)
+    assert len(asked) <= len(rows_made) <= len(asked) + slots // chunk
 
 
 def test_bfloat16_inputs_are_summed_in_float32():
-    hidden_PD, head_VD, labels_NB, weights_NB, teacher = random_case()
-    half = [t.bfloat16() for t in (hidden_PD, head_VD, teacher.hidden_TD)]
-    hidden = half[0].requires_grad_()
-    soft = Teacher(half[2], teacher.row_P)
-    main, _, _ = block_losses(hidden, half[1], labels_NB, weights_NB.float(), FULL, soft)
-    exact = Teacher(half[2].double(), teacher.row_P)
-    expected, _ = plain(half[0].double(), half[1].double(), labels_NB, weights_NB, FULL, exact)
-    assert main.dtype == torch.float32
-    assert main.item() == pytest.approx(expected.item(), rel=0.02)
-    assert torch.autograd.grad(main, hidden)[0].dtype == torch.bfloat16
+    hidden_PD, head_VD, blocks, teacher_TD = random_case()
+    half = [t.bfloat16() for t in (hidden_PD, head_VD, teacher_TD)]
+    main_PD, cap_PD, sums = losses_of(half[0], half[1], blocks, FULL, half[2])
+    expected, _ = plain(half[0].double(), half[1].double(), blocks, FULL, half[2].double())
+    assert (sums.ce + FULL.kl_weight * sums.kl).item() == pytest.approx(expected.item(), rel=0.02)
+    assert (main_PD.dtype, cap_PD.dtype) == (torch.bfloat16, torch.bfloat16)
 
 
 def test_no_slots_sum_to_nothing():
     none = torch.zeros(0, BLOCK)
-    main, cap, sums = block_losses(
-        torch.zeros(0, HIDDEN), torch.ones(VOCAB, HIDDEN), none.long(), none, FULL
+    main_PD, _, sums = losses_of(
+        torch.zeros(0, HIDDEN), torch.ones(VOCAB, HIDDEN), made(none.long(), none), FULL
     )
-    assert (main, cap, sums.weight, sums.asked_B.sum()) == (0, 0, 0, 0)
+    assert main_PD.shape == (0, HIDDEN)
+    assert (sums.weight, sums.ce, sums.asked_B.sum()) == (0, 0, 0)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("soft", [False, True])
+def test_compiled_on_the_gpu_they_equal_plain_autograd_in_float64(monkeypatch, soft):
+    """Several chunks, the last one filled up; bfloat16 logits are the error that is left."""
+    monkeypatch.setattr(losses, "COMPILED_CHUNK_BYTES", 256 * 5000 * 2 * 4)
+    random = torch.Generator().manual_seed(0)
+    hidden_PD = torch.randn(150 * BLOCK, 64, generator=random).bfloat16()
+    head_VD = (torch.randn(5000, 64, generator=random) / 4).bfloat16()
+    best_NB = (hidden_PD @ head_VD.T).argmax(-1).view(150, BLOCK)
+    labels_NB = torch.where(torch.rand(150, BLOCK, generator=random) < 0.5, best_NB, 17)
+    weights_NB = torch.rand(150, BLOCK, generator=random)
+    weights_NB[:, 0] = 0.0
+    blocks = made(labels_NB, weights_NB)
+    teacher_TD = torch.randn(160, 64, generator=random).bfloat16()
+    compiled = torch.compile(losses.chunk_losses, dynamic=False)
+    *got, sums = block_losses(
+        hidden_PD.cuda(),
+        head_VD.cuda(),
+        AskedSlots.of(blocks).to(torch.device("cuda")),
+        FULL,
+        teacher_TD.cuda() if soft else None,
+        compiled,
+    )
+    soft_labels = teacher_TD.double() if soft else None
+    main, cap, *expected = exact(hidden_PD, head_VD.double(), blocks, FULL, soft_labels)
+    assert (sums.ce + FULL.kl_weight * sums.kl).item() == pytest.approx(main, rel=1e-2)
+    assert sums.entropy.item() == pytest.approx(cap, rel=1e-2)
+    for mine, theirs in zip(got, expected, strict=True):
+        assert (mine.cpu().double() - theirs).norm() < 2e-2 * theirs.norm()

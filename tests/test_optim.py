@@ -6,8 +6,10 @@ import pytest
 import torch
 from torch import nn
 
+from dflash.anchors import Blocks
+from dflash.asked import AskedSlots
 from dflash.gradients import Gradients
-from dflash.losses import LossSums, Objective, Teacher, block_losses
+from dflash.losses import LossSums, Objective, block_losses
 from dflash.optim import NonFiniteError, Schedule, apply_step, make_optimizer
 from dflash.sections import OptimizerConfig
 
@@ -38,7 +40,7 @@ def test_a_single_step_is_taken_at_the_peak():
 
 @pytest.fixture
 def case():
-    """(model, blocks -> block_losses of them): a linear 'drafter' in float64."""
+    """(model, blocks -> hidden states and block_losses of them): a linear 'drafter' in float64."""
     random = torch.Generator().manual_seed(0)
 
     def draw(*shape):
@@ -55,18 +57,16 @@ def case():
     # Blocks weigh differently, so that a mean of means would not be the mean.
     weights_NB = torch.rand(BLOCKS, BLOCK, generator=random).double()
     weights_NB *= torch.arange(1, BLOCKS + 1)[:, None]
-    row_P = torch.randint(9, (BLOCKS * BLOCK,), generator=random)
+    weights_NB[:, 0] = 0.0
+    anchor_N = torch.randint(7, (BLOCKS,), generator=random).sort().values
+    blocks_all = Blocks(anchor_N, torch.zeros_like(labels_NB), labels_NB, weights_NB)
+    row_P = (anchor_N[:, None] + torch.arange(BLOCK) - 1).clamp(min=0).flatten()
 
     def losses(blocks):
         slots = slice(blocks.start * BLOCK, blocks.stop * BLOCK)
-        return block_losses(
-            model(inputs_PD[slots]),
-            head_VD,
-            labels_NB[blocks],
-            weights_NB[blocks],
-            FULL,
-            Teacher(teacher_TD, row_P[slots]),
-        )
+        asked = AskedSlots.of(blocks_all.part(blocks))
+        hidden_PD = model(inputs_PD[slots])
+        return hidden_PD, *block_losses(hidden_PD.detach(), head_VD, asked, FULL, teacher_TD)
 
     def plain():
         """The normalised loss over all blocks, from its formula."""
@@ -95,11 +95,12 @@ def test_the_gradient_does_not_depend_on_how_the_step_was_cut(case, replicas, gr
         part = Gradients.zeros(model.parameters(), with_cap=True)
         for i in range(grad_accum):
             start = (rank * grad_accum + i) * size
-            main, cap, of_batch = losses(slice(start, start + size))
-            part.add(main, cap, list(model.parameters()))
+            hidden_PD, main_PD, cap_PD, of_batch = losses(slice(start, start + size))
+            part.add(hidden_PD, main_PD, cap_PD, list(model.parameters()))
             sums += of_batch
         parts.append(part)
-    got = Gradients.total(parts, CPU).normalised(sums, FULL.cap_lambda)
+    together, weight = Gradients.total(parts, CPU).combined(sums, FULL.cap_lambda)
+    got = [gradient / weight for gradient in together]
 
     expected = torch.autograd.grad(plain(), list(model.parameters()))
     torch.testing.assert_close(got, list(expected), rtol=1e-10, atol=1e-13)
@@ -109,7 +110,8 @@ def test_without_a_correct_slot_cap_is_left_out():
     gradients = Gradients([torch.ones(2)], [torch.zeros(2)])
     sums = LossSums.zero(BLOCK, CPU)
     sums.weight.fill_(4.0)
-    assert gradients.normalised(sums, 0.5)[0].tolist() == [0.25, 0.25]
+    (gradient,), weight = gradients.combined(sums, 0.5)
+    assert (gradient.tolist(), weight) == ([1.0, 1.0], 4.0)
 
 
 def test_the_total_leaves_the_replicas_gradients_alone():
@@ -145,6 +147,16 @@ def test_a_step_equals_adamw_written_down():
     assert model.weight.grad is None
     moment = optimizer.state[model.weight]["exp_avg"]
     assert moment.tolist()[0] == pytest.approx([0.1 * 0.6, 0.1 * 0.8])  # clipped to norm 1
+
+
+def test_the_divisor_comes_before_the_clip():
+    model = nn.Linear(2, 1, bias=False)
+    optimizer = make_optimizer(model, OptimizerConfig())
+    sums = [torch.tensor([[30.0, 40.0]])]
+    norm = apply_step(model, optimizer, sums, divisor=10.0, lr=0.1, clip=2.5, step=0)
+    assert norm == pytest.approx(5.0)
+    moment = optimizer.state[model.weight]["exp_avg"]
+    torch.testing.assert_close(moment, torch.tensor([[0.15, 0.2]]), rtol=1e-4, atol=0)
 
 
 @pytest.mark.parametrize(("clip", "scale"), [(0.0, 1.0), (2.5, 0.5), (10.0, 1.0)])

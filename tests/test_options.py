@@ -40,6 +40,7 @@ SURFACE = {
         "--drafter-gpus": ("cuda:0",),
         "--compile": "auto",
         "--draft-chunk": 16384,
+        "--cuda-graphs": "off",
         "--late-compile": "refuse",
     },
     "objective": {

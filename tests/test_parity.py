@@ -5,6 +5,7 @@ import torch
 
 from dflash import attention, decode, parity
 from dflash.anchors import make_blocks
+from dflash.asked import AskedSlots
 from dflash.batches import pack
 from dflash.decode import Step, decode_steps
 from dflash.drafter import build_drafter, drafter_config
@@ -60,15 +61,14 @@ def train(target, prompts):
     optimizer = torch.optim.AdamW(drafter.parameters(), lr=5e-3)
     for _ in range(60):
         hidden_PD = drafter(inputs_PD, features_TF, document_T, position_T, blocks.anchor_N)
-        main, _, sums = block_losses(
-            hidden_PD,
+        main_PD, _, sums = block_losses(
+            hidden_PD.detach(),
             target.head.head_VD,
-            blocks.labels_NB,
-            blocks.weights_NB,
+            AskedSlots.of(blocks),
             Objective(0, 1, 0),
         )
         optimizer.zero_grad()
-        (main / sums.weight).backward()
+        hidden_PD.backward(main_PD / sums.weight)
         optimizer.step()
     return drafter
 

@@ -1,14 +1,22 @@
 """Micro-batches at the sizes that are compiled for: which sizes, and that padding is nothing."""
 
+import logging
+import threading
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
 from dflash.attention import TILE
 from dflash.batches import TargetFeatures
+from dflash.cuda_graphs import GraphedPasses
 from dflash.forward_backward import ForwardBackward
 from dflash.shapes import ShapeError, ShapePolicy
+from dflash.streams import own_stream
 from dflash.target import FrozenHead
+
+CUDA = torch.device("cuda:0")
 
 
 def policy(tokens, blocks, *, block_size=16, chunk_slots=16384):
@@ -84,18 +92,20 @@ def case(train_config, drafter_shape, make_batch):
         torch.randn(tokens, shape.hidden_size, generator=random),
     )
 
-    def make(shapes, backend="eager", device="cpu"):
+    def make(shapes, backend="eager", device="cpu", graphs="off"):
         device = torch.device(device)
         drafter = build_drafter(shape, seed=1, device=device)
         on_device = head.to(device, torch.float32)
-        return ForwardBackward(drafter, on_device, config, torch.float32, shapes, backend)
+        devices = replace(config.devices, cuda_graphs=graphs)
+        options = replace(config, devices=devices)
+        return ForwardBackward(drafter, on_device, options, torch.float32, shapes, backend)
 
     return make, features
 
 
 def sums_and_gradients(forward_backward, features, device="cpu"):
-    gradients = forward_backward.new_gradients()
-    sums = forward_backward(features.received(torch.device(device)), 0.1, gradients)
+    gradients = forward_backward.start_step()
+    sums = forward_backward(features.received(torch.device(device)), 0.1)
     return [vars(sums), gradients.main, gradients.cap]
 
 
@@ -110,11 +120,71 @@ def test_padding_and_chunks_change_neither_losses_nor_gradients(case, blocks):
 
 
 @pytest.mark.gpu
-def test_compiled_on_the_gpu_they_change_neither(case):
-    """FlexAttention, static sizes and several chunks, against the dense path."""
+@pytest.mark.parametrize("graphs", ["off", "on"])
+def test_compiled_on_the_gpu_they_change_neither(case, graphs):
+    """FlexAttention, static sizes and several chunks, against the dense path; twice, as a replay
+    reads new inputs.
+    """
     make, features = case
-    compiled = make(ShapePolicy((128,), 32, 4), "inductor", "cuda")
-    compiled.warm_up(features.received(torch.device("cuda")), lambda _phase: None)
-    got = sums_and_gradients(compiled, features, "cuda")
-    expected = sums_and_gradients(make(None, device="cuda"), features, "cuda")
-    torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-4)
+    with own_stream(CUDA):
+        compiled = make(ShapePolicy((128,), 32, 4), "inductor", "cuda", graphs)
+        compiled.warm_up(features.received(CUDA), lambda _phase: None)
+        assert isinstance(compiled.passes[128], GraphedPasses) == (graphs == "on")
+        plain = make(None, device="cuda")
+        for scale in (1.0, 0.5):
+            scaled = replace(features, features_TF=scale * features.features_TF)
+            got = sums_and_gradients(compiled, scaled, "cuda")
+            expected = sums_and_gradients(plain, scaled, "cuda")
+            torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.gpu
+def test_replays_are_the_same_bits(case):
+    make, features = case
+    results = []
+    with own_stream(CUDA):
+        for graphs in ("off", "on"):
+            compiled = make(ShapePolicy((128,), 32, 4), "inductor", "cuda", graphs)
+            compiled.warm_up(features.received(CUDA), lambda _phase: None)
+            results.append(sums_and_gradients(compiled, features, "cuda"))
+    torch.testing.assert_close(*results, rtol=0, atol=0)
+
+
+@pytest.mark.gpu
+def test_without_a_gain_graphs_are_not_used(case, monkeypatch, caplog):
+    caplog.set_level(logging.INFO)
+    make, features = case
+    with own_stream(CUDA):
+        compiled = make(ShapePolicy((128,), 32, 4), "inductor", "cuda", "auto")
+        seconds = iter([1.0, 1.0])
+        monkeypatch.setattr(compiled, "_seconds", lambda *_example: next(seconds))
+        compiled.warm_up(features.received(CUDA), lambda _phase: None)
+    assert not isinstance(compiled.passes[128], GraphedPasses)
+    assert "1000.00 ms a micro-batch, without them 1000.00: not used" in caplog.text
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("private", [True, False])
+def test_a_neighbour_may_draw_during_a_capture_only_with_its_own_generator(private):
+    """The rule that dflash.randomness keeps: a capture owns the device's default generator."""
+    random = torch.Generator("cuda").manual_seed(0) if private else None
+    torch.rand(1, device="cuda")
+    errors = []
+
+    def draw():
+        try:
+            torch.rand(8, device="cuda", generator=random)
+        except RuntimeError as error:
+            errors.append(error)
+
+    ones = torch.ones(8, device="cuda")
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with own_stream(CUDA):
+        graph.capture_begin(capture_error_mode="thread_local")
+        neighbour = threading.Thread(target=draw)
+        neighbour.start()
+        neighbour.join(60)
+        ones.mul_(2.0)
+        graph.capture_end()
+    assert (errors == []) == private

@@ -51,7 +51,7 @@ def made_late(batch):
 def test_a_stream_waits_for_what_another_one_makes(make_batch, monkeypatch, waits):
     if not waits:
         monkeypatch.setattr(Ready, "wait", lambda *_: None)
-    batch = make_batch([5]).to(torch.device("cuda:0"))
+    batch = make_batch([5])
     features = in_a_thread(lambda: made_late(batch))
     received_TF = in_a_thread(lambda: features.received(torch.device("cuda:0")).features_TF.clone())
     torch.cuda.synchronize()
@@ -64,7 +64,7 @@ def test_memory_is_not_reused_while_another_stream_reads_it(make_batch, monkeypa
     if not keeps:
         monkeypatch.setattr(batches, "keep_for_this_stream", lambda _tensors: None)
     device = torch.device("cuda:0")
-    batch = make_batch([5]).to(device)
+    batch = make_batch([5])
     maker, reader = torch.cuda.Stream(), torch.cuda.Stream()
     torch.cuda.synchronize()
     with torch.cuda.stream(maker):

@@ -210,8 +210,8 @@ def test_nan_that_is_not_the_targets_says_so(options, monkeypatch):
     calls = iter(range(10**6))
 
     def broken(*args):
-        main, cap, sums = losses(*args)
-        return main * (float("nan") if next(calls) == 2 else 1.0), cap, sums
+        main_PD, cap_PD, sums = losses(*args)
+        return main_PD * (float("nan") if next(calls) == 2 else 1.0), cap_PD, sums
 
     monkeypatch.setattr(forward_backward, "block_losses", broken)
     assert train(TrainConfig.from_dict(options)) == 1

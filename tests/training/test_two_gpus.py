@@ -60,7 +60,7 @@ def test_a_copy_to_another_gpu_waits_for_what_it_copies(make_batch, monkeypatch,
     if not waits:
         monkeypatch.setattr(Ready, "wait", lambda *_: None)
     here, there = torch.device("cuda:0"), torch.device("cuda:1")
-    batch, lanes = make_batch([5]).to(here), Lanes()
+    batch, lanes = make_batch([5]), Lanes()
     features_TF = torch.full((4096, 4096), torch.nan, device=here)
     torch.ones(1, device=there)
     torch.cuda.synchronize(here)

@@ -1,0 +1,77 @@
+"""CUDA graphs of the drafter's passes: captured once for each size, then replayed.
+
+Each drafter thread captures for itself, on its own stream and into a memory pool of its own, in the
+capture mode that lets other threads go on. torch's own cudagraph trees do not work in several
+threads (DF013 in docs/fxrace.md). Nobody may draw from a device's default random generator
+meanwhile, and no collective may run: capturing belongs to the warm-up, before the gate.
+"""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from dflash.passes import EagerPasses
+from dflash.shapes import Chunk, Layout
+
+T = TypeVar("T")
+
+
+class GraphedPasses:
+    """`EagerPasses` of one size as replays; inputs are copied to where the graphs read them.
+
+    The graphs of all sizes may share a pool: a micro-batch leaves nothing in it that the next one
+    needs. The gradients that the passes add to must stay where they are.
+    """
+
+    def __init__(self, passes: EagerPasses, features_TF: Tensor, layout: Layout, pool: Any) -> None:
+        """Capture, on the calling thread's stream, which must not be the default one.
+
+        Args:
+            features_TF, layout: of the sizes to capture for; what they hold does not matter.
+            pool: of torch.cuda.graph_pool_handle().
+        """
+        self.features_TF, self.layout, self.pool = features_TF.clone(), layout.clone(), pool
+        (self.chunk,) = self.layout.chunks
+        with_cap = passes.gradients.cap is not None
+        self._begin, _ = self._captured(lambda: passes.begin(self.features_TF, self.layout))
+        self._draft, self.hidden_PD = self._captured(lambda: passes.draft(self.chunk))
+        self.main_PD = torch.zeros_like(self.hidden_PD)
+        self.cap_PD = torch.zeros_like(self.hidden_PD) if with_cap else None
+        self._backward, _ = self._captured(lambda: passes.backward(self.main_PD, self.cap_PD))
+        self._end, _ = self._captured(passes.end)
+
+    def begin(self, features_TF: Tensor, layout: Layout) -> None:
+        """See `Passes`."""
+        self.features_TF.copy_(features_TF)
+        self.layout.document_T.copy_(layout.document_T)
+        self.layout.position_T.copy_(layout.position_T)
+        self._begin.replay()
+
+    def draft(self, chunk: Chunk) -> Tensor:
+        """See `Passes`. The result is overwritten by the next one."""
+        self.chunk.anchor_N.copy_(chunk.anchor_N)
+        self.chunk.inputs_NB.copy_(chunk.inputs_NB)
+        self._draft.replay()
+        return self.hidden_PD
+
+    def backward(self, main_PD: Tensor, cap_PD: Tensor | None) -> None:
+        """See `Passes`."""
+        self.main_PD.copy_(main_PD)
+        if self.cap_PD is not None and cap_PD is not None:
+            self.cap_PD.copy_(cap_PD)
+        self._backward.replay()
+
+    def end(self) -> None:
+        """See `Passes`."""
+        self._end.replay()
+
+    def _captured(self, act: Callable[[], T]) -> tuple[torch.cuda.CUDAGraph, T]:
+        graph = torch.cuda.CUDAGraph()
+        graph.capture_begin(self.pool, capture_error_mode="thread_local")
+        try:
+            made = act()
+        finally:
+            graph.capture_end()
+        return graph, made

@@ -1,0 +1,82 @@
+"""The drafter's passes over one micro-batch: the context, each chunk and back, the context back.
+
+T context tokens, P draft slots of a chunk, D hidden size, F = captured layers x D.
+"""
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from dflash.compile import backward_on_this_thread
+from dflash.drafter import Drafter, Regions, autocast
+from dflash.gradients import Gradients
+from dflash.shapes import Chunk, Layout
+
+
+class Passes(Protocol):
+    """`begin`, then `draft` and `backward` for each chunk, then `end`; gradients add up."""
+
+    def begin(self, features_TF: Tensor, layout: Layout) -> None:
+        """Read the context: everything lies on the drafter's device."""
+
+    def draft(self, chunk: Chunk) -> Tensor:
+        """Hidden states of the chunk's slots, [P, D], without a graph."""
+
+    def backward(self, main_PD: Tensor, cap_PD: Tensor | None) -> None:
+        """Take the gradients of what `draft` has just returned to the weights and the context."""
+
+    def end(self) -> None:
+        """Take the context's gradients to the weights."""
+
+
+class EagerPasses:
+    """Passes as they come: `regions` may be compiled, autograd keeps what backward needs.
+
+    The chunks share the context: its gradients meet at a leaf, and go on once.
+    """
+
+    def __init__(
+        self,
+        drafter: Drafter,
+        embedding_VD: Tensor,
+        regions: Regions,
+        dtype: torch.dtype,
+        gradients: Gradients,
+    ) -> None:
+        self.drafter, self.embedding_VD, self.regions = drafter, embedding_VD, regions
+        self.dtype, self.gradients = dtype, gradients
+        self.parameters = list(drafter.parameters())
+
+    def begin(self, features_TF: Tensor, layout: Layout) -> None:
+        """See `Passes`."""
+        with autocast(features_TF.device, self.dtype):
+            self.context_TD = self.drafter.context(features_TF)
+        self.leaf_TD = self.context_TD.detach().requires_grad_()
+        self.with_leaf = self.gradients.with_leaf(self.leaf_TD)
+        self.layout = layout
+
+    def draft(self, chunk: Chunk) -> Tensor:
+        """See `Passes`."""
+        with autocast(self.leaf_TD.device, self.dtype):
+            self.hidden_PD = self.drafter.draft(
+                self.embedding_VD[chunk.inputs_NB.flatten()],
+                self.leaf_TD,
+                self.layout.document_T,
+                self.layout.position_T,
+                chunk.anchor_N,
+                self.regions,
+            )
+        return self.hidden_PD.detach()
+
+    def backward(self, main_PD: Tensor, cap_PD: Tensor | None) -> None:
+        """See `Passes`."""
+        with backward_on_this_thread():
+            self.with_leaf.add(self.hidden_PD, main_PD, cap_PD, [*self.parameters, self.leaf_TD])
+
+    def end(self) -> None:
+        """See `Passes`."""
+        main_TD, cap_TD = self.with_leaf.last
+        with backward_on_this_thread():
+            self.gradients.add(self.context_TD, main_TD, cap_TD, self.parameters)
+        del self.context_TD, self.leaf_TD, self.hidden_PD, self.with_leaf, self.layout
