@@ -2,6 +2,7 @@
 
 import json as jsonlib
 import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ import click
 from diagnostics.deploy import places
 from diagnostics.deploy.compare import judge
 from diagnostics.deploy.places import Unreachable
-from diagnostics.deploy.process import age, running
+from diagnostics.deploy.process import running
+from diagnostics.processes import duration
 from diagnostics.render.answer import finish
 from diagnostics.verdict import EXIT_CODES, Status, Verdict
 
@@ -104,8 +106,8 @@ def _look(what: str, names: list[str], root: Path | None, exec_in: str | None) -
 
 
 @deploy_check.command("process", epilog=EXIT_CODES)
-@click.argument("pid", type=int)
 @click.argument("manifest", type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@click.argument("pid", type=int)
 @click.option("--package", default="dflash", show_default=True, help="the name it is imported by")
 @_asked
 def process(
@@ -124,7 +126,7 @@ def process(
     try:
         found = running(pid, package)
         place = found.fingerprint([*expect, *forbid])
-        where = f"in process {pid}, started {age(found.started_s)} ago"
+        where = f"in process {pid}, started {duration(time.time() - found.started_s)} ago"
         verdict = judge(_read(manifest), place, where, expect=expect, forbid=forbid)
         verdict = _with_process(verdict, found, place)
     except Unreachable as error:
@@ -133,8 +135,8 @@ def process(
 
 
 @deploy_check.command("log", epilog=EXIT_CODES)
-@click.argument("log", type=click.Path(path_type=Path, exists=True, dir_okay=False))
 @click.argument("manifest", type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@click.argument("log", type=click.Path(path_type=Path, exists=True, dir_okay=False))
 @click.option("--json", "as_json", is_flag=True, help="print one JSON object")
 def log_line(log: Path, manifest: Path, as_json: bool) -> None:
     """Compare the code that a run of `dflash train` named in its first log line with a manifest.

@@ -2,7 +2,6 @@
 
 import json
 import os
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,7 +61,7 @@ def running(pid: int, package: str) -> Running:
     if not copies:
         raise Unreachable(
             f"process {pid} has no directory {package} on what can be known of its path",
-            "Give the directory with --package-dir, as the process sees it.",
+            f"Name it: deploy-check verify MANIFEST DIRECTORY --root /proc/{pid}/root",
         )
     return Running(pid, root, copies[0], "first on its path", started_s, copies)
 
@@ -113,8 +112,3 @@ def _editable(site: Path) -> Iterator[str]:
         for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
             if line.startswith("/"):
                 yield line.strip()
-
-
-def age(running_since_s: float) -> str:
-    """How long ago, in words."""
-    return f"{(time.time() - running_since_s) / 3600:.1f} h"

@@ -79,7 +79,7 @@ def test_stale_bytecode_of_a_process_is_noted_and_no_finding(right, manifest, ru
     os.utime(right / "compile.py", (0, 0))
     for path in right.iterdir():
         os.utime(path, (0, 0))
-    told = verdict("process", runs(right.parent), manifest, "--package", "trainer")
+    told = verdict("process", manifest, runs(right.parent), "--package", "trainer")
     assert told["code"] == "same-code", told
     assert fingerprint.STALE in told["evidence"].values()
     assert told["evidence"]["git there"] == "not a git checkout"
@@ -231,13 +231,13 @@ def test_a_process_that_runs_the_right_files(right, manifest, runs):
     pid = runs(right.parent)
     for path in right.iterdir():
         os.utime(path, (0, 0))
-    told = verdict("process", pid, manifest, "--package", "trainer", "--expect", NAME)
+    told = verdict("process", manifest, pid, "--package", "trainer", "--expect", NAME)
     assert (told["code"], told["exit"]) == ("same-code", 0), told
 
 
 def test_a_process_that_runs_the_wrong_copy(right, manifest, runs, tmp_path):
     old = package(tmp_path / "old" / "trainer", patched=False)
-    told = verdict("process", runs(old.parent, right.parent), manifest, "--package", "trainer")
+    told = verdict("process", manifest, runs(old.parent, right.parent), "--package", "trainer")
     assert told["code"] == "other-code"
     assert "1 other copy on its path" in told["summary"]
     assert str(right) in told["evidence"]["other copies"]
@@ -246,7 +246,7 @@ def test_a_process_that_runs_the_wrong_copy(right, manifest, runs, tmp_path):
 def test_files_that_changed_after_the_start_prove_nothing(right, manifest, runs):
     pid = runs(right.parent)
     os.utime(right / "compile.py", (2**32, 2**32))
-    told = verdict("process", pid, manifest, "--package", "trainer")
+    told = verdict("process", manifest, pid, "--package", "trainer")
     assert (told["code"], told["exit"]) == ("changed-since-start", 3)
     assert "after the process started" in told["evidence"]["compile.py"]
 
@@ -270,9 +270,9 @@ def test_a_runs_first_log_line_is_held_against_a_manifest(tmp_path):
     path, log = tmp_path / "manifest.json", tmp_path / "train.log"
     check("write", "dflash", path)
     log.write_text("nothing yet\n")
-    assert verdict("log", log, path)["exit"] == 3
+    assert verdict("log", path, log)["exit"] == 3
     log.write_text(f"12:00:00 INFO MainThread {collect('0' * 64).first_line()}\n")
-    assert verdict("log", log, path)["code"] == "same-code"
+    assert verdict("log", path, log)["code"] == "same-code"
     other = collect("0" * 64).first_line().replace("| code ", "| code 000000000000 | was ")
     log.write_text(log.read_text() + other)
-    assert verdict("log", log, path)["code"] == "other-code"
+    assert verdict("log", path, log)["code"] == "other-code"
