@@ -142,10 +142,10 @@ def _left(seen: Seen, name: str, left: list[Entry], told: list[str]) -> Line:
     shown = [*map(str, left[:SHOWN]), *(["..."] if len(left) > SHOWN else [])]
     total = size(sum(entry.status.st_blocks * BLOCK_BYTES for entry in left))
     if seen.table.gap:
-        said = f"{len(left)} segment(s) ({total}) that no process seen maps"
+        said = f"{len(left)} segment(s) that no process seen maps, {total} in memory"
         return unknown(name, said, *shown, *told)
     names = " ".join(shlex.quote(str(entry.path)) for entry in left[:SHOWN])
-    said = f"{len(left)} segment(s) ({total}) that nobody maps"
+    said = f"{len(left)} segment(s) that nobody maps, {total} in memory"
     return problem(
         name, said, *shown, *told, remedy=f"Unless another container shares {SHM}: rm {names}"
     )
