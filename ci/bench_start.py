@@ -1,6 +1,6 @@
 """How long drafter threads compile before they are ready, cold and warm; asserts nothing.
 
-    python ci/bench_start.py --drafters 1,3 --layers 5
+    python ci/bench_start.py --drafters 1,3 --layers 5 --hidden 4096
 
 Each row is a process of its own with a compile cache of its own: first empty (cold), then filled by
 the row before (warm). Regional: each part of a layer is compiled once and used by all layers, as
@@ -21,7 +21,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 CONTEXTS = (1024,)
-BLOCKS, BLOCK_SIZE, HIDDEN, VOCABULARY = 256, 16, 1024, 32000
+BLOCKS, BLOCK_SIZE, VOCABULARY = 256, 16, 32000
 
 
 def main() -> None:
@@ -29,18 +29,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--drafters", default="1,3", help="numbers of threads")
     parser.add_argument("--layers", type=int, default=5)
+    parser.add_argument("--hidden", type=int, default=1024, help="4096 for a drafter of Qwen3-8B")
     parser.add_argument("--child", nargs=2, metavar=("THREADS", "KIND"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child:
         threads, kind = arguments.child
-        print(json.dumps(measure(int(threads), kind, arguments.layers)))
+        print(json.dumps(measure(int(threads), kind, arguments.layers, arguments.hidden)))
         return
     counts = [int(count) for count in arguments.drafters.split(",")]
     print(f"{'':20} {'cold s':>8} {'warm s':>8}  compiled cold, warm")
     seconds = {}
     for kind, threads in [("regional", count) for count in counts] + [("whole", 1)]:
         with tempfile.TemporaryDirectory() as cache:
-            cold, warm = (child(threads, kind, arguments.layers, cache) for _ in range(2))
+            cold, warm = (child(threads, kind, arguments, cache) for _ in range(2))
         seconds[kind, threads] = cold["seconds"]
         print(
             f"{kind + ', ' + str(threads):20} {cold['seconds']:8.1f} {warm['seconds']:8.1f}  "
@@ -53,9 +54,10 @@ def main() -> None:
     print(f"regional / whole, cold: {first / seconds['whole', 1]:.2f}")
 
 
-def child(threads: int, kind: str, layers: int, cache: str) -> dict[str, float]:
+def child(threads: int, kind: str, size: argparse.Namespace, cache: str) -> dict[str, float]:
     """One row's figures, from a fresh process that uses this directory as its cache."""
-    command = [sys.executable, __file__, "--layers", str(layers), "--child", str(threads), kind]
+    command = [sys.executable, __file__, "--child", str(threads), kind]
+    command += ["--layers", str(size.layers), "--hidden", str(size.hidden)]
     done = subprocess.run(
         command,
         env={**os.environ, "TORCHINDUCTOR_CACHE_DIR": cache, "PYTHONPATH": str(ROOT)},
@@ -67,7 +69,7 @@ def child(threads: int, kind: str, layers: int, cache: str) -> dict[str, float]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def measure(threads: int, kind: str, layers: int) -> dict[str, float]:
+def measure(threads: int, kind: str, layers: int, hidden: int) -> dict[str, float]:
     """Seconds until all threads are ready, and how many graphs Inductor really compiled."""
     import torch
     from torch._dynamo.utils import counters
@@ -76,7 +78,7 @@ def measure(threads: int, kind: str, layers: int) -> dict[str, float]:
 
     torch.ones(1, device="cuda").sum().item()  # the device's start is not what is measured
     install_thread_isolation()
-    warm_up = {"regional": regional, "whole": whole}[kind](layers)
+    warm_up = {"regional": regional, "whole": whole}[kind](layers, hidden)
     failures: list[BaseException] = []
 
     def run() -> None:
@@ -98,7 +100,7 @@ def measure(threads: int, kind: str, layers: int) -> dict[str, float]:
     return {"seconds": seconds, "misses": counters["inductor"]["fxgraph_cache_miss"]}
 
 
-def regional(layers: int) -> Callable[[], None]:
+def regional(layers: int, hidden: int) -> Callable[[], None]:
     """What a drafter thread of `dflash train` does before it arrives at the gate."""
     import torch
 
@@ -110,24 +112,24 @@ def regional(layers: int) -> Callable[[], None]:
 
     device = torch.device("cuda:0")
     shapes = ShapePolicy(CONTEXTS, BLOCKS, BLOCK_SIZE)
-    make = drafter_and_head(layers)
+    make = drafter_and_head(layers, hidden)
 
     def warm_up() -> None:
         with own_stream(device):
             drafter, head, config = make()
-            nothing_T = torch.zeros(900, dtype=torch.long, device=device)
-            anchor_N = torch.arange(BLOCKS, device=device)
+            nothing_T = torch.zeros(900, dtype=torch.long)
+            anchor_N = torch.arange(BLOCKS)
             blocks_NB = nothing_T.new_zeros(BLOCKS, BLOCK_SIZE)
             blocks = Blocks(anchor_N, blocks_NB, blocks_NB, blocks_NB.float())
             batch = Batch(0, 0, nothing_T, (900,), nothing_T, nothing_T, blocks)
-            features_TF = torch.randn(900, 2 * HIDDEN, device=device, dtype=torch.bfloat16)
+            features_TF = torch.randn(900, 2 * hidden, device=device, dtype=torch.bfloat16)
             run = ForwardBackward(drafter, head, config, torch.bfloat16, shapes)
             run.warm_up(TargetFeatures(batch, features_TF, None), lambda _phase: None)
 
     return warm_up
 
 
-def whole(layers: int) -> Callable[[], None]:
+def whole(layers: int, hidden: int) -> Callable[[], None]:
     """The same sizes with the whole forward as one graph, layers repeated in it."""
     import torch
 
@@ -136,7 +138,7 @@ def whole(layers: int) -> Callable[[], None]:
     from dflash.drafter import DraftLayer, Regions, Rope, autocast
 
     device = torch.device("cuda:0")
-    drafter, _, _ = drafter_and_head(layers)()
+    drafter, _, _ = drafter_and_head(layers, hidden)()
     in_graph = Regions(DraftLayer.before_attention, attend_tiled, DraftLayer.after_attention)
 
     def forward(drafter, hidden_PD, features_TF, rope_KE, mask):
@@ -154,8 +156,8 @@ def whole(layers: int) -> Callable[[], None]:
             with autocast(device, torch.bfloat16):
                 hidden_PD = compiled(
                     drafter,
-                    torch.randn(BLOCKS * BLOCK_SIZE, HIDDEN, device=device, dtype=torch.bfloat16),
-                    torch.randn(length, 2 * HIDDEN, device=device, dtype=torch.bfloat16),
+                    torch.randn(BLOCKS * BLOCK_SIZE, hidden, device=device, dtype=torch.bfloat16),
+                    torch.randn(length, 2 * hidden, device=device, dtype=torch.bfloat16),
                     Rope.at(position_K, drafter.config, torch.bfloat16),
                     tiled_mask(document_T, anchor_N, BLOCK_SIZE),
                 )
@@ -165,7 +167,7 @@ def whole(layers: int) -> Callable[[], None]:
     return warm_up
 
 
-def drafter_and_head(layers: int):
+def drafter_and_head(layers: int, hidden: int):
     """A function that makes a drafter with random weights on the GPU, its head and a config."""
     import torch
 
@@ -174,8 +176,8 @@ def drafter_and_head(layers: int):
     from dflash.target import FrozenHead
 
     shape = DrafterConfig(
-        hidden_size=HIDDEN,
-        intermediate_size=3 * HIDDEN,
+        hidden_size=hidden,
+        intermediate_size=3 * hidden,
         num_layers=layers,
         num_heads=16,
         num_key_value_heads=8,
@@ -200,7 +202,7 @@ def drafter_and_head(layers: int):
 
     def make():
         drafter = copy.deepcopy(built).cuda()
-        table = torch.zeros(VOCABULARY, HIDDEN, device="cuda", dtype=torch.bfloat16)
+        table = torch.zeros(VOCABULARY, hidden, device="cuda", dtype=torch.bfloat16)
         return drafter, FrozenHead(table, table), config
 
     return make
