@@ -7,6 +7,7 @@ meanwhile, and no collective may run: capturing belongs to the warm-up, before t
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import torch
@@ -72,6 +73,9 @@ class GraphedPasses:
         graph.capture_begin(self.pool, capture_error_mode="thread_local")
         try:
             made = act()
-        finally:
-            graph.capture_end()
+        except BaseException:
+            with suppress(RuntimeError):  # about the capture that `act` has spoilt
+                graph.capture_end()
+            raise
+        graph.capture_end()
         return graph, made

@@ -80,4 +80,4 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     """A host tensor on a device, in the order of this thread's stream; the host does not wait."""
     if device.type != "cuda" or tensor.is_cuda:
         return tensor.to(device)
-    return tensor.pin_memory(device).to(device, non_blocking=True)
+    return tensor.pin_memory().to(device, non_blocking=True)
