@@ -21,7 +21,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from dflash import __version__
-from dflash.drafter import Drafter, DrafterConfig
+from dflash.drafter import Drafter
+from dflash.drafter_config import DrafterConfig
 from dflash.durable import remove, staged, sweep, write_json
 from dflash.errors import CheckpointError
 from dflash.layouts import drafter_from, zlab_config

@@ -13,7 +13,8 @@ from dflash.batches import InputCheck, TargetFeatures
 from dflash.checkpoint import Checkpoints, Progress, TrainingState
 from dflash.concurrency import Gate
 from dflash.config import TrainConfig
-from dflash.drafter import Drafter, DrafterConfig, build_drafter
+from dflash.drafter import Drafter, build_drafter
+from dflash.drafter_config import DrafterConfig
 from dflash.forward_backward import ForwardBackward
 from dflash.gradients import Gradients
 from dflash.heartbeat import started, waiting, working

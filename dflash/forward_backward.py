@@ -14,8 +14,9 @@ from dflash.batches import Batch, TargetFeatures
 from dflash.compile import Seal, compiled_for_this_thread
 from dflash.config import TrainConfig
 from dflash.cuda_graphs import GraphedPasses
-from dflash.drafter import EAGER, Drafter, Regions
+from dflash.drafter import Drafter
 from dflash.gradients import Gradients
+from dflash.layers import EAGER, HowLayersRun
 from dflash.losses import LossSums, Objective, block_losses, chunk_losses
 from dflash.passes import EagerPasses, Passes
 from dflash.randomness import NOISE, generator
@@ -69,15 +70,13 @@ class ForwardBackward:
 
         on_gpu = self.device.type == "cuda"
         for length in shapes.contexts:
-            regions = Regions.compiled(compiled, tiled=on_gpu and backend == "inductor")
-            self.passes[length] = self._eager_passes(regions)
+            how = HowLayersRun.compiled(compiled, tiled=on_gpu and backend == "inductor")
+            self.passes[length] = self._eager_passes(how)
         if on_gpu:
             self.losses = compiled(chunk_losses)
 
-    def _eager_passes(self, regions: Regions) -> EagerPasses:
-        return EagerPasses(
-            self.drafter, self.head.embedding_VD, regions, self.dtype, self.gradients
-        )
+    def _eager_passes(self, how: HowLayersRun) -> EagerPasses:
+        return EagerPasses(self.drafter, self.head.embedding_VD, how, self.dtype, self.gradients)
 
     def warm_up(self, sample: TargetFeatures, phase: Callable[[str], None]) -> None:
         """Compile for every size, forward and backward, then run the sample; nothing of it stays.

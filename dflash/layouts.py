@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dflash.drafter import DrafterConfig
+from dflash.drafter_config import DrafterConfig
 from dflash.errors import CheckpointError
 
 SPECULATORS_VERSION = "0.9.0"  # of the layout that is written here

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from dflash.compile import backward_on_this_thread
-from dflash.drafter import Drafter, Regions, autocast
+from dflash.drafter import Drafter, autocast
 from dflash.gradients import Gradients
+from dflash.layers import EAGER, HowLayersRun
 from dflash.shapes import Chunk, Layout
 
 
@@ -31,7 +32,7 @@ class Passes(Protocol):
 
 
 class EagerPasses:
-    """Passes as they come: `regions` may be compiled, autograd keeps what backward needs.
+    """Passes as they come: layers may be compiled, autograd keeps what backward needs.
 
     The chunks share the context: its gradients meet at a leaf, and go on once.
     """
@@ -40,11 +41,11 @@ class EagerPasses:
         self,
         drafter: Drafter,
         embedding_VD: Tensor,
-        regions: Regions,
+        how: HowLayersRun,
         dtype: torch.dtype,
         gradients: Gradients,
     ) -> None:
-        self.drafter, self.embedding_VD, self.regions = drafter, embedding_VD, regions
+        self.drafter, self.embedding_VD, self.how = drafter, embedding_VD, how
         self.dtype, self.gradients = dtype, gradients
         self.parameters = list(drafter.parameters())
 
@@ -58,14 +59,18 @@ class EagerPasses:
 
     def draft(self, chunk: Chunk) -> Tensor:
         """See `Passes`."""
+        inputs_PD = self.embedding_VD[chunk.inputs_NB.flatten()]
+        if self.how is not EAGER:
+            # Nobody wants this gradient, but with it the first layer is compiled like the others.
+            inputs_PD.requires_grad_()
         with autocast(self.leaf_TD.device, self.dtype):
             self.hidden_PD = self.drafter.draft(
-                self.embedding_VD[chunk.inputs_NB.flatten()],
+                inputs_PD,
                 self.leaf_TD,
                 self.layout.document_T,
                 self.layout.position_T,
                 chunk.anchor_N,
-                self.regions,
+                self.how,
             )
         return self.hidden_PD.detach()
 

@@ -10,7 +10,8 @@ import torch
 
 from dflash.checkpoint import find_checkpoint, load_model, load_shape
 from dflash.config import TrainConfig
-from dflash.drafter import Drafter, DrafterConfig, drafter_config
+from dflash.drafter import Drafter
+from dflash.drafter_config import DrafterConfig, drafter_config
 from dflash.errors import CheckpointError, ConfigError, MissingExtraError
 from dflash.fields import as_text
 from dflash.prefetch import BatchSource

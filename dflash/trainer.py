@@ -17,7 +17,8 @@ from dflash.checkpoint import Checkpoints, TrainingState
 from dflash.compile import install_thread_isolation
 from dflash.concurrency import Gate, TaskGroup
 from dflash.config import TrainConfig, config_hash
-from dflash.drafter import Drafter, DrafterConfig
+from dflash.drafter import Drafter
+from dflash.drafter_config import DrafterConfig
 from dflash.drafter_loop import DrafterTrainLoop, Shared
 from dflash.errors import Exit
 from dflash.heartbeat import Heartbeat

@@ -134,7 +134,7 @@ def tiny_switch_interval():
 @pytest.fixture
 def drafter_shape():
     """A function that makes a small DrafterConfig, with changes by field name."""
-    from dflash.drafter import DrafterConfig
+    from dflash.drafter_config import DrafterConfig
 
     def make(**changes):
         shape = DrafterConfig(

@@ -19,7 +19,8 @@ from dflash.decode import (
     replay,
     speculate,
 )
-from dflash.drafter import build_drafter, drafter_config
+from dflash.drafter import build_drafter
+from dflash.drafter_config import drafter_config
 from dflash.errors import ModelError
 from dflash.losses import Objective, block_losses
 from dflash.target import FrozenHead, Target

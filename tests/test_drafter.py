@@ -15,14 +15,9 @@ from transformers.models.qwen3.modeling_qwen3 import (
 )
 
 from dflash.attention import block_mask, document_masks
-from dflash.drafter import (
-    EAGER,
-    DraftLayer,
-    Rope,
-    build_drafter,
-    default_target_layer_ids,
-    drafter_config,
-)
+from dflash.drafter import Drafter, build_drafter
+from dflash.drafter_config import default_target_layer_ids, drafter_config
+from dflash.layers import DraftLayer, HowLayersRun, Rope, dense_layer
 
 CPU = torch.device("cpu")
 # Two documents of 5 and 6 tokens, with blocks at the tokens 2, 4 | 6, 9.
@@ -216,7 +211,7 @@ def test_a_layer_equals_one_assembled_from_transformers(drafter_shape):
 
     rope = Rope.at(position_K, shape, torch.float32)
     masks = document_masks(document_T, anchor_N, 3)
-    out_PD = layer(hidden_PD, context_TD, rope, masks, EAGER)
+    out_PD = dense_layer(layer, hidden_PD, context_TD, rope, masks)
     torch.testing.assert_close(out_PD, expected_PD)
 
 
@@ -278,3 +273,25 @@ def test_the_drafter_follows_its_target(tiny_model):
     assert (shape.rope_theta, shape.max_positions, shape.num_target_layers) == (1e4, 1024, 6)
     assert shape.target_layer_ids == (1, 3)
     assert (shape.bos_token_id, shape.eos_token_id, shape.pad_token_id) == (0, 2, 0)
+
+
+@pytest.mark.parametrize("window", [0, 6])
+def test_a_layer_traced_with_a_tiled_mask_is_the_dense_one(drafter_shape, window):
+    """FlexAttention as a graph without a break; it has no backward on the CPU."""
+    shape = drafter_shape(block_size=16, head_dim=16, sliding_window=window, num_layers=2)
+    drafter = randomise(Drafter(shape))
+    random = torch.Generator().manual_seed(3)
+    document_T = torch.arange(128) // 70
+    position_T = torch.arange(128) % 70
+    anchor_N = torch.tensor([3, 9, 20, 40, 72, 80, 90, 100])
+    inputs_PD, context_TD = (
+        torch.randn(128, shape.hidden_size, generator=random) for _ in range(2)
+    )
+    case = (inputs_PD, context_TD, document_T, position_T, anchor_N)
+
+    def traced(function):
+        return torch.compile(function, backend="aot_eager", dynamic=False, fullgraph=True)
+
+    with torch.no_grad():
+        tiled_PD = drafter.draft(*case, HowLayersRun.compiled(traced, tiled=True))
+        torch.testing.assert_close(tiled_PD, drafter.draft(*case), rtol=1e-4, atol=1e-5)

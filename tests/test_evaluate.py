@@ -13,7 +13,8 @@ from dflash.checkpoint import save_model
 from dflash.cli import main
 from dflash.data.completions import Completion, write_completions
 from dflash.decode import decode_plainly
-from dflash.drafter import build_drafter, drafter_config
+from dflash.drafter import build_drafter
+from dflash.drafter_config import drafter_config
 from dflash.errors import Exit
 from dflash.generate import pieces
 from dflash.parity import SlotParity

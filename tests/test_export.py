@@ -19,7 +19,8 @@ from dflash import checkpoint, export
 from dflash.attention import block_mask
 from dflash.checkpoint import load_model, save_model
 from dflash.cli import main
-from dflash.drafter import build_drafter, drafter_config
+from dflash.drafter import build_drafter
+from dflash.drafter_config import drafter_config
 from dflash.errors import Exit
 
 PEERS = os.environ.get("DFLASH_PEERS_PYTHON")

@@ -8,7 +8,8 @@ from dflash.anchors import make_blocks
 from dflash.asked import AskedSlots
 from dflash.batches import pack
 from dflash.decode import Step, decode_steps
-from dflash.drafter import build_drafter, drafter_config
+from dflash.drafter import build_drafter
+from dflash.drafter_config import drafter_config
 from dflash.losses import Objective, block_losses
 from dflash.parity import DecodedText, SlotParity, slot_parity
 from dflash.target import Target

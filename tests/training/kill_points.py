@@ -24,7 +24,8 @@ from safetensors.torch import load_file
 
 from dflash import checkpoint
 from dflash.checkpoint import Checkpoints, Progress, load_state
-from dflash.drafter import DrafterConfig, build_drafter
+from dflash.drafter import build_drafter
+from dflash.drafter_config import DrafterConfig
 from dflash.errors import CheckpointError
 from dflash.optim import apply_step, make_optimizer
 from dflash.sections import OptimizerConfig

@@ -1,0 +1,85 @@
+"""Draws the cross entropy and the acceptance length of runs, out of their metrics.
+
+    python ci/curves.py RUN [RUN ...] --output curves.svg
+
+A run is an output directory of `dflash train`, and is called as that is. Needs matplotlib.
+"""
+
+import argparse
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+SMOOTHED = 0.05  # of a curve's points, on each side
+
+
+@dataclass(frozen=True)
+class Curves:
+    """Cross entropy of every step, and tau of held-out completions where it was measured."""
+
+    name: str
+    steps: list[int]
+    ce: list[float]
+    evaluated: list[int]
+    tau: list[float]
+
+
+def main() -> None:
+    """Read the runs and draw them."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN")
+    parser.add_argument("--output", type=Path, required=True, help=".svg or .png")
+    arguments = parser.parse_args()
+    draw([read(run) for run in arguments.runs], arguments.output)
+
+
+def read(run: Path) -> Curves:
+    """The curves of a run's directory."""
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    measured = [row for row in rows if row["evaluation"]]
+    return Curves(
+        run.name,
+        [row["step"] for row in rows],
+        smoothed([row["ce"] for row in rows]),
+        [row["step"] for row in measured],
+        [row["evaluation"]["tau"] for row in measured],
+    )
+
+
+def smoothed(values: list[float]) -> list[float]:
+    """Each value's mean with its neighbours."""
+    reach = int(SMOOTHED * len(values))
+    windows = (values[max(0, i - reach) : i + reach + 1] for i in range(len(values)))
+    return [sum(window) / len(window) for window in windows]
+
+
+def draw(curves: list[Curves], output: Path) -> None:
+    """Both panels, a colour for each run, named at the end of its curve of tau."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    pyplot.rcParams.update(
+        {"svg.hashsalt": "curves", "axes.spines.top": False, "axes.spines.right": False}
+    )
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
+    for one in curves:
+        (line,) = left.plot(one.steps, one.ce, linewidth=1.2, label=one.name)
+        right.plot(one.evaluated, one.tau, marker="o", markersize=3, color=line.get_color())
+    left.set(xlabel="optimizer step", ylabel="training cross entropy", yscale="log")
+    right.set(xlabel="optimizer step", ylabel="acceptance length, held out")
+    right.set_ylim(bottom=1)
+    for axes in (left, right):
+        axes.grid(alpha=0.3, which="both")
+    if len(curves) > 1:
+        left.legend(frameon=False)
+    # Without a date: the same metrics give the same file.
+    metadata = {"Date": None} if output.suffix == ".svg" else None
+    figure.savefig(output, metadata=metadata, dpi=150)
+
+
+if __name__ == "__main__":
+    main()

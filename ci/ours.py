@@ -1,0 +1,160 @@
+"""A drafter thread's step at given sizes, through the product's own code, with random weights."""
+
+from itertools import count
+
+import numpy as np
+import torch
+from clock import working_dtype
+from shapes import GAMMA, Contender, Shape
+
+from dflash.anchors import eligible_anchors, make_blocks, sample_anchors
+from dflash.batches import Batch, TargetFeatures, pack
+from dflash.compile import install_thread_isolation
+from dflash.config import TrainConfig
+from dflash.drafter import Drafter
+from dflash.drafter_config import DrafterConfig
+from dflash.forward_backward import ForwardBackward
+from dflash.losses import LossSums
+from dflash.optim import apply_step, make_optimizer
+from dflash.shapes import ShapePolicy
+from dflash.target import FrozenHead
+
+
+class DrafterStep:
+    """An optimizer step as a drafter thread of `dflash train` makes it, one replica alone."""
+
+    def __init__(
+        self,
+        drafter: Drafter,
+        head: FrozenHead,
+        config: TrainConfig,
+        dtype: torch.dtype,
+        shapes: ShapePolicy | None,
+    ) -> None:
+        if shapes is not None:
+            install_thread_isolation()
+        self.drafter, self.config = drafter, config
+        self.optimizer = make_optimizer(drafter, config.optimizer)
+        self.run = ForwardBackward(drafter, head, config, dtype, shapes)
+
+    def warm_up(self, sample: TargetFeatures) -> None:
+        """Compile for every size."""
+        self.run.warm_up(sample, lambda _phase: None)
+
+    def __call__(self, micro_batches: list[TargetFeatures]) -> None:
+        """Forward and backward of each, then clipping and the update."""
+        gradients = self.run.start_step()
+        sums = LossSums.zero(self.drafter.config.block_size, self.run.device)
+        for features in micro_batches:
+            sums += self.run(features.received(self.run.device), 0.0)
+        total, divisor = gradients.combined(sums, self.config.objective.cap_lambda)
+        apply_step(self.drafter, self.optimizer, total, divisor=divisor, lr=6e-4, clip=1.0, step=0)
+
+
+def contender(shape: Shape, device: torch.device, name: str = "ours") -> Contender:
+    """A step of one micro-batch, which is a new one each time, made before.
+
+    `ours`: hard labels alone, as the peers have. `ours-soft`: with soft labels and CAP.
+    """
+    dtype, soft_labels = working_dtype(device), name == "ours-soft"
+    config = train_config({"cap-lambda": 0.1, "use-soft-labels": True} if soft_labels else {})
+    shapes = policy(shape, config) if device.type == "cuda" else None
+    with device:
+        drafter = Drafter(drafter_config(shape))
+    step = DrafterStep(drafter, random_head(shape, device), config, dtype, shapes)
+    tokens = shape.context_tokens
+    features_TF = torch.randn(tokens, shape.captured * shape.hidden, device=device, dtype=dtype)
+    teacher_TD = features_TF[:, : shape.hidden].contiguous() if soft_labels else None
+    samples = [TargetFeatures(batch(shape, i), features_TF, teacher_TD) for i in range(4)]
+    step.warm_up(samples[0].received(device))
+    numbers = count()
+    loss = "CE + KL + CAP" if soft_labels else "CE"
+    compiled = "eager layers" if shapes is None else f"Inductor, {shapes.blocks} blocks at once"
+    return Contender(
+        lambda: step([samples[next(numbers) % len(samples)]]),
+        f"{loss}; float32 weights, computed in {dtype}; {compiled}; AdamW, "
+        f"fused={bool(step.optimizer.defaults['fused'])}; anchors drawn before, in other threads",
+    )
+
+
+def train_config(objective: dict[str, object]) -> TrainConfig:
+    """The defaults of `dflash train`, with this objective."""
+    return TrainConfig.from_dict(
+        {
+            "model": {"target-model": "-"},
+            "data": {"data-dir": "-"},
+            "run": {"output-dir": "-"},
+            "objective": objective,
+        }
+    )
+
+
+def policy(shape: Shape, config: TrainConfig) -> ShapePolicy:
+    """The sizes that a run of such micro-batches would be compiled for."""
+    return ShapePolicy.of(
+        np.array([shape.context_tokens]),
+        np.array([shape.documents * shape.anchors]),
+        block_size=shape.block,
+        chunk_slots=config.devices.draft_chunk,
+    )
+
+
+def drafter_config(shape: Shape) -> DrafterConfig:
+    """Full attention; the last token id is the mask token."""
+    return DrafterConfig(
+        hidden_size=shape.hidden,
+        intermediate_size=shape.intermediate,
+        num_layers=shape.layers,
+        num_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        vocab_size=shape.vocabulary,
+        rms_norm_eps=1e-6,
+        rope_theta=1e6,
+        max_positions=40960,
+        block_size=shape.block,
+        mask_token_id=shape.vocabulary - 1,
+        target_layer_ids=tuple(range(1, 1 + shape.captured)),
+        num_target_layers=36,
+        sliding_window=0,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=None,
+    )
+
+
+def random_head(shape: Shape, device: torch.device) -> FrozenHead:
+    """Embeddings and lm_head of their own, as the larger targets have."""
+    size, dtype = (shape.vocabulary, shape.hidden), working_dtype(device)
+    tables = [torch.randn(size, device=device, dtype=dtype).mul_(0.02) for _ in range(2)]
+    return FrozenHead(*tables)
+
+
+def batch(shape: Shape, index: int) -> Batch:
+    """Random documents, all supervised, with anchors as the prefetcher draws them."""
+    random = torch.Generator().manual_seed(index)
+    rows = [
+        (
+            torch.randint(0, shape.vocabulary - 1, (shape.tokens,), generator=random),
+            torch.ones(shape.tokens, dtype=torch.bool),
+        )
+        for _ in range(shape.documents)
+    ]
+    tokens_T, mask_T, lengths, document_T, position_T = pack(rows)
+    anchor_N = sample_anchors(
+        eligible_anchors(mask_T, document_T),
+        document_T,
+        per_document=shape.anchors,
+        in_all=shape.documents * shape.anchors,
+        generator=random,
+    )
+    blocks = make_blocks(
+        tokens_T,
+        mask_T,
+        document_T,
+        anchor_N,
+        block_size=shape.block,
+        mask_token_id=shape.vocabulary - 1,
+        gamma=GAMMA,
+    )
+    return Batch(index, 0, tokens_T, lengths, document_T, position_T, blocks)
