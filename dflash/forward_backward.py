@@ -1,5 +1,6 @@
 """Forward and backward of a micro-batch on one drafter replica."""
 
+import copy
 import logging
 import statistics
 import time
@@ -32,8 +33,9 @@ WORTHWHILE = 0.97
 class ForwardBackward:
     """One replica's drafter with its objective, on the calling thread.
 
-    With `shapes`, the layers are compiled, each size by itself, and micro-batches are padded to
-    these sizes; without, they run eager at whatever size comes.
+    Computes with a copy of the float32 weights in the target's precision, made anew for each step;
+    gradients add up in float32. With `shapes`, the layers are compiled, each size by itself, and
+    micro-batches are padded to these sizes; without, they run eager at whatever size comes.
     """
 
     def __init__(
@@ -45,16 +47,15 @@ class ForwardBackward:
         shapes: ShapePolicy | None = None,
         backend: str = "inductor",
     ) -> None:
-        self.drafter, self.head, self.dtype = drafter, head, dtype
-        self.shapes = shapes
-        self.parameters = list(drafter.parameters())
-        self.device = self.parameters[0].device
+        self.drafter, self.head, self.shapes = drafter, head, shapes
+        self.working = drafter if dtype == torch.float32 else copy.deepcopy(drafter).to(dtype)
+        self.device = head.embedding_VD.device
         self.seed, self.noise_type = config.data.seed, config.objective.noise_type
         objective = config.objective
         self.objective = Objective(
             objective.kl_weight, objective.kl_temperature, objective.cap_lambda
         )
-        self.gradients = Gradients.zeros(self.parameters, with_cap=objective.cap_lambda > 0)
+        self.gradients = Gradients.zeros(drafter.parameters(), with_cap=objective.cap_lambda > 0)
         self.seal = Seal(allow_late=config.devices.late_compile == "allow")
         self.graphs = config.devices.cuda_graphs if self.device.type == "cuda" else "off"
         self.passes: dict[int, Passes] = {}
@@ -76,7 +77,7 @@ class ForwardBackward:
             self.losses = compiled(chunk_losses)
 
     def _eager_passes(self, how: HowLayersRun) -> EagerPasses:
-        return EagerPasses(self.drafter, self.head.embedding_VD, how, self.dtype, self.gradients)
+        return EagerPasses(self.working, self.head.embedding_VD, how, self.gradients)
 
     def warm_up(self, sample: TargetFeatures, phase: Callable[[str], None]) -> None:
         """Compile for every size, forward and backward, then run the sample; nothing of it stays.
@@ -102,7 +103,16 @@ class ForwardBackward:
         self.seal.close()
 
     def start_step(self) -> Gradients:
-        """Forget the gradients so far; returns the accumulators, the same ones for every step."""
+        """Take the weights as they are now, and forget the gradients so far.
+
+        Returns the accumulators, the same ones for every step.
+        """
+        if self.working is not self.drafter:
+            with torch.no_grad():
+                for mine, weight in zip(
+                    self.working.parameters(), self.drafter.parameters(), strict=True
+                ):
+                    mine.copy_(weight)
         return self.gradients.zero_()
 
     def __call__(self, features: TargetFeatures, noise: float) -> LossSums:

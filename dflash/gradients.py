@@ -70,19 +70,20 @@ class Gradients:
 
 
 def _backward(
-    output: Tensor,
+    made: Tensor,
     gradient: Tensor,
     leaves: Sequence[Tensor],
     into: Sequence[Tensor],
     *,
     retain_graph: bool = False,
 ) -> None:
-    """Backward that adds up in `into`, one tensor per leaf, in place."""
-    for leaf, accumulator in zip(leaves, into, strict=True):
-        leaf.grad = accumulator
-    output.backward(gradient, retain_graph=retain_graph)
-    for leaf in leaves:
-        leaf.grad = None
+    """Backward that adds up in `into`, one tensor per leaf, of whatever precision, in place."""
+    gradients = torch.autograd.grad(
+        made, leaves, gradient, retain_graph=retain_graph, allow_unused=True
+    )
+    for accumulator, gradient_of_leaf in zip(into, gradients, strict=True):
+        if gradient_of_leaf is not None:
+            accumulator += gradient_of_leaf
 
 
 def _summed(parts: list[list[Tensor]], device: torch.device) -> list[Tensor]:

@@ -14,9 +14,6 @@ from dflash.trainer import Run
 
 log = logging.getLogger(__name__)
 
-# Gradient tensors alive at a step's end: the accumulators, their sum over the replicas, and that
-# divided; CAP has accumulators and a sum of its own.
-GRADIENT_COPIES, CAP_GRADIENT_COPIES = 3, 2
 PARTS = ("target", "head", "drafter", "optimizer", "gradients", "queued")
 
 
@@ -59,15 +56,25 @@ def _known_parts(
     parts: dict[torch.device, dict[str, int]] = defaultdict(lambda: dict.fromkeys(PARTS, 0))
     for target in targets:  # those on one device share their weights
         parts[target.device]["target"] = _weights(target)
-    copies = GRADIENT_COPIES + CAP_GRADIENT_COPIES * (run.config.objective.cap_lambda > 0)
+    # What computes: the weights themselves, or a copy in the target's precision.
+    working = drafter_bytes * run.dtype.itemsize // torch.float32.itemsize
     for name in run.config.devices.drafter_gpus:
         here = parts[torch.device(name)]
         here["head"] = 0 if here["target"] else _head(run, targets[0])
-        here["drafter"] += drafter_bytes
+        here["drafter"] += drafter_bytes + (0 if run.dtype == torch.float32 else working)
         here["optimizer"] += 2 * drafter_bytes
-        here["gradients"] += copies * drafter_bytes
+        # Those of one backward pass are on their way to the accumulators.
+        here["gradients"] += _accumulators(run) * drafter_bytes + working
         here["queued"] += len(targets) * run.config.run.queue_capacity * _batch(run)
     return dict(parts)
+
+
+def _accumulators(run: Run) -> int:
+    """Float32 gradients that a drafter holds: each part's own, and their sum over the replicas."""
+    devices = run.config.devices.drafter_gpus
+    in_place = len(set(devices)) == len(devices) and not run.config.devices.all_cpu
+    parts = 1 + (run.config.objective.cap_lambda > 0)
+    return parts if in_place or len(devices) == 1 else 2 * parts
 
 
 def _weights(target: Target) -> int:

@@ -5,11 +5,10 @@ T context tokens, P draft slots of a chunk, D hidden size, F = captured layers x
 
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
 from dflash.compile import backward_on_this_thread
-from dflash.drafter import Drafter, autocast
+from dflash.drafter import Drafter
 from dflash.gradients import Gradients
 from dflash.layers import EAGER, HowLayersRun
 from dflash.shapes import Chunk, Layout
@@ -34,6 +33,8 @@ class Passes(Protocol):
 class EagerPasses:
     """Passes as they come: layers may be compiled, autograd keeps what backward needs.
 
+    Everything is computed in the precision of the drafter's weights; gradients have their own.
+
     The chunks share the context: its gradients meet at a leaf, and go on once.
     """
 
@@ -42,17 +43,15 @@ class EagerPasses:
         drafter: Drafter,
         embedding_VD: Tensor,
         how: HowLayersRun,
-        dtype: torch.dtype,
         gradients: Gradients,
     ) -> None:
         self.drafter, self.embedding_VD, self.how = drafter, embedding_VD, how
-        self.dtype, self.gradients = dtype, gradients
+        self.gradients = gradients
         self.parameters = list(drafter.parameters())
 
     def begin(self, features_TF: Tensor, layout: Layout) -> None:
         """See `Passes`."""
-        with autocast(features_TF.device, self.dtype):
-            self.context_TD = self.drafter.context(features_TF)
+        self.context_TD = self.drafter.context(features_TF)
         self.leaf_TD = self.context_TD.detach().requires_grad_()
         self.with_leaf = self.gradients.with_leaf(self.leaf_TD)
         self.layout = layout
@@ -63,15 +62,14 @@ class EagerPasses:
         if self.how is not EAGER:
             # Nobody wants this gradient, but with it the first layer is compiled like the others.
             inputs_PD.requires_grad_()
-        with autocast(self.leaf_TD.device, self.dtype):
-            self.hidden_PD = self.drafter.draft(
-                inputs_PD,
-                self.leaf_TD,
-                self.layout.document_T,
-                self.layout.position_T,
-                chunk.anchor_N,
-                self.how,
-            )
+        self.hidden_PD = self.drafter.draft(
+            inputs_PD,
+            self.leaf_TD,
+            self.layout.document_T,
+            self.layout.position_T,
+            chunk.anchor_N,
+            self.how,
+        )
         return self.hidden_PD.detach()
 
     def backward(self, main_PD: Tensor, cap_PD: Tensor | None) -> None:

@@ -1,0 +1,78 @@
+"""A drafter trained in the target's precision: a copy of its weights computes, float32 adds up."""
+
+import pytest
+import torch
+
+from dflash.asked import AskedSlots
+from dflash.batches import TargetFeatures
+from dflash.drafter import autocast, build_drafter
+from dflash.forward_backward import ForwardBackward
+from dflash.losses import Objective, block_losses
+from dflash.target import FrozenHead
+
+CPU, HALF = torch.device("cpu"), torch.bfloat16
+CE = Objective(0.0, 1.0, 0.0)
+
+
+@pytest.fixture
+def case(train_config, drafter_shape, make_batch):
+    """(float32 drafter, its ForwardBackward in bfloat16, features)."""
+    shape = drafter_shape(num_layers=2)
+    random = torch.Generator().manual_seed(0)
+    table_VD = torch.randn(shape.vocab_size, shape.hidden_size, generator=random).to(HALF)
+    batch = make_batch([30, 9, 41], block_size=shape.block_size, vocab_size=shape.vocab_size)
+    features_TF = torch.randn(len(batch.tokens_T), 2 * shape.hidden_size, generator=random)
+    drafter = build_drafter(shape, seed=1, device=CPU)
+    head = FrozenHead(table_VD, table_VD)
+    config = train_config(objective={"cap-lambda": 0.0})
+    run = ForwardBackward(drafter, head, config, HALF)
+    return drafter, run, TargetFeatures(batch, features_TF.to(HALF), None)
+
+
+def under_autocast(drafter, head, features):
+    """The gradients of one micro-batch by autocast over the float32 weights."""
+    batch, blocks = features.batch, features.batch.blocks
+    with autocast(CPU, HALF):
+        hidden_PD = drafter(
+            head.embedding_VD[blocks.inputs_NB.flatten()],
+            features.features_TF,
+            batch.document_T,
+            batch.position_T,
+            blocks.anchor_N,
+        )
+    main_PD, _, _ = block_losses(hidden_PD.detach(), head.head_VD, AskedSlots.of(blocks), CE)
+    return torch.autograd.grad(hidden_PD, list(drafter.parameters()), main_PD)
+
+
+def test_gradients_are_those_of_autocast_to_the_bit(case):
+    drafter, run, features = case
+    gradients = run.start_step()
+    run(features, 0.0)
+    expected = under_autocast(drafter, run.head, features)
+    assert {g.dtype for g in gradients.main} == {torch.float32}
+    torch.testing.assert_close(gradients.main, list(expected), rtol=0, atol=0)
+
+
+def test_each_step_computes_with_the_weights_as_they_are_then(case):
+    drafter, run, features = case
+    with torch.no_grad():
+        for parameter in drafter.parameters():
+            parameter *= 0.5
+    gradients = run.start_step()
+    run(features, 0.0)
+    expected = under_autocast(drafter, run.head, features)
+    torch.testing.assert_close(gradients.main, list(expected), rtol=0, atol=0)
+
+
+def test_many_micro_batches_add_up_in_float32(case):
+    """A bfloat16 sum of equal parts stands still after 256 of them."""
+    _, run, features = case
+
+    def after(times):
+        gradients = run.start_step()
+        for _ in range(times):
+            run(features, 0.0)
+        return [gradient.clone() for gradient in gradients.main]
+
+    for first, total in zip(after(1), after(300), strict=True):
+        torch.testing.assert_close(total, 300 * first, rtol=1e-3, atol=1e-5)
