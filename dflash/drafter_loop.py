@@ -136,7 +136,8 @@ class DrafterTrainLoop:
             # Their memory need not be kept for this stream: `apply_step` makes the host wait for
             # it before the last reference to them is dropped.
             part.ready.wait(self.device, part.sums.weight.device)
-        sums = sum((part.sums for part in parts[1:]), start=parts[0].sums)
+        # Before the update is queued, so that the report need not wait until it is done.
+        sums = sum((part.sums for part in parts[1:]), start=parts[0].sums).on_host()
         total = self.shared.summing(self.rank, [part.gradients for part in parts])
         gradients, divisor = total.combined(sums, self.config.objective.cap_lambda)
         working(f"update of step {step + 1}")

@@ -82,6 +82,13 @@ class LossSums:
         slots = [asked_NB.sum(0), correct_NB.sum(0), prefix_NB.sum(0)]
         return cls(*parts_S5.double().sum(0).unbind(), *slots)
 
+    def on_host(self) -> "LossSums":
+        """The same on the host, in one copy: whoever reads them there waits no more."""
+        scalars = (self.weight, self.correct_weight, self.ce, self.kl, self.entropy)
+        slots_3B = torch.stack((self.asked_B, self.correct_B, self.prefix_B))
+        together = torch.cat([torch.stack(scalars), slots_3B.flatten()]).cpu()
+        return LossSums(*together[:5].unbind(), *together[5:].view(3, -1).long().unbind())
+
     def __add__(self, other: "LossSums") -> "LossSums":
         pairs = ((getattr(self, f.name), getattr(other, f.name)) for f in fields(self))
         return LossSums(*[mine + theirs.to(mine.device) for mine, theirs in pairs])

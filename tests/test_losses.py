@@ -180,6 +180,14 @@ def test_two_micro_batches_of_n_blocks_add_up_to_one_of_2n():
         torch.testing.assert_close(getattr(added, field.name), getattr(sums, field.name))
 
 
+def test_sums_are_the_same_on_the_host():
+    *_, sums = losses_of(*random_case()[:3], FULL)
+    host = sums.on_host()
+    for field in fields(LossSums):
+        mine, theirs = getattr(sums, field.name), getattr(host, field.name)
+        assert (mine.dtype, mine.tolist()) == (theirs.dtype, theirs.tolist())
+
+
 def teacher_rows_made(monkeypatch, chunk):
     """(rows made into logits, rows asked for), of a chunk of so many slots."""
     monkeypatch.setattr(losses, "CHUNK_ELEMENTS", chunk * VOCAB)
