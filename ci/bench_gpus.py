@@ -4,8 +4,9 @@
 
 Makes a target with random weights and random completions in a scratch directory, then runs
 `dflash train` in each layout and prints tokens/s, the share of time that each stage waits, and the
-ratio to the first row: the same target and drafter one after the other in one thread. Layouts for
-more GPUs than there are, are left out.
+ratio to the first row: the same target and drafter one after the other in one thread, with the
+target's part of the time beside its part of the operations, from which one would guess how many
+GPUs each stage should have. Layouts for more GPUs than there are, are left out.
 """
 
 import argparse
@@ -51,7 +52,7 @@ def main() -> None:
         print(f"{'target':>8}{'drafters':>10}{'tokens/s':>10}{'ratio':>7}   stall of each stage")
         print(
             f"{'by turns':>18}{turns['tokens_per_s']:10.0f}{1:7.2f}   the target takes "
-            f"{turns['target']:.0%} of the time"
+            f"{turns['target']:.0%} of the time, and {turns['target_flops']:.0%} of the operations"
         )
         for devices, output in zip(layouts, outputs, strict=True):
             if output != outputs[0]:

@@ -7,6 +7,13 @@ import subprocess
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from shapes import Shape
+
+if TYPE_CHECKING:
+    from dflash.drafter_config import DrafterConfig
+    from dflash.target import Target
 
 ROOT = Path(__file__).parents[1]
 STAGES = ("prefetch", "target", "drafter")
@@ -111,8 +118,8 @@ def train(target: Path, data: Path, output: Path, sizes: Sizes, devices: Devices
 def by_turns(finished: Path, output: Path) -> dict[str, float]:
     """Tokens per second of a finished run's stages, one after another in one thread.
 
-    Returns that and the part of the time that the target and the drafter took. Batches are made
-    before: the prefetch threads of the run do that beside everything else.
+    Returns that, the part of the time that the target took, and its part of the operations.
+    Batches are made before: the prefetch threads of the run do that beside everything else.
     """
     import torch
     from clock import seconds
@@ -147,4 +154,43 @@ def by_turns(finished: Path, output: Path) -> dict[str, float]:
     target_s, drafter_s = (statistics.median(times) for times in zip(*taken[2:], strict=True))
     tokens = sum(len(b.tokens_T) for b in batches)
     both_s = target_s + drafter_s
-    return {"tokens_per_s": tokens / both_s, "target": target_s / both_s}
+    length = batches[0].lengths[0]
+    ours = target_flops(target, tokens, length)
+    documents = tokens // length
+    anchors = sum(len(b.blocks.anchor_N) for b in batches) // documents
+    theirs = shape_of(run.shape, documents, length, anchors).flops
+    return {
+        "tokens_per_s": tokens / both_s,
+        "target": target_s / both_s,
+        "target_flops": ours / (ours + theirs),
+    }
+
+
+def target_flops(target: "Target", tokens: int, length: int) -> float:
+    """Operations of the target's forward pass up to the last captured layer.
+
+    A token attends to half of its document on average.
+    """
+    config, layers = target.text_config, target.layers[: max(target.layer_ids) + 1]
+    weights = sum(p.numel() for layer in layers for p in layer.parameters() if p.dim() > 1)
+    queries = config.num_attention_heads * config.head_dim
+    return tokens * (2 * weights + len(layers) * 4 * (length / 2) * queries)
+
+
+def shape_of(drafter: "DrafterConfig", documents: int, length: int, anchors: int) -> Shape:
+    """The sizes of a step of this drafter over documents of one length."""
+    return Shape(
+        name="run",
+        documents=documents,
+        tokens=length,
+        anchors=anchors,
+        block=drafter.block_size,
+        hidden=drafter.hidden_size,
+        intermediate=drafter.intermediate_size,
+        layers=drafter.num_layers,
+        heads=drafter.num_heads,
+        kv_heads=drafter.num_key_value_heads,
+        head_dim=drafter.head_dim,
+        captured=len(drafter.target_layer_ids),
+        vocabulary=drafter.vocab_size,
+    )

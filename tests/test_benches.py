@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from dflash.data.completions import Completion, write_completions
+from dflash.target import Target
 
 ROOT = Path(__file__).parents[1]
 CI = ROOT / "ci"
@@ -158,6 +159,14 @@ def test_the_pipeline_against_its_stages_by_turns(printed):
     turns, pipeline = (line.split() for line in lines[-2:])
     assert turns[:2] == ["by", "turns"] and turns[3] == "1.00"
     assert pipeline[:2] == ["cpu", "cpu"] and "drafter" in pipeline
+    assert 0 < int(turns[turns.index("operations") - 3].rstrip("%")) < 100
+
+
+def test_the_targets_operations_are_those_of_a_count_by_hand(bench, tiny_model):
+    target = Target(tiny_model, (1, 3))
+    # 8 heads and 4 key heads of 16, hidden size 128, intermediate 320; layers 0 to 3 run.
+    layer = 2 * 128 * 128 + 2 * 128 * 64 + 3 * 128 * 320
+    assert bench("runs").target_flops(target, 10, 6) == 10 * 4 * (2 * layer + 4 * 3 * 128)
 
 
 def test_prompts_of_the_standard_library(printed, monkeypatch, tmp_path):
