@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from dflash.all_reduce import AllReduce
 from dflash.batches import TargetFeatures
 from dflash.config import TrainConfig
+from dflash.cuda_graphs import GraphedPasses
 from dflash.drafter_loop import DrafterTrainLoop
 from dflash.streams import Lanes, Ready, own_stream
 from dflash.trainer import train
@@ -52,6 +54,29 @@ def test_the_losses_are_those_of_one_gpu(on_gpus, losses, caplog, targets, draft
     got = losses_on(on_gpus, losses, targets, drafters, "two")
     assert got == pytest.approx(expected, rel=1e-3)
     assert ("summed by NCCL" in caplog.text) == (drafters == "0,1")
+
+
+def test_no_collective_runs_while_a_graph_is_captured(on_gpus, losses, monkeypatch):
+    events = []
+
+    def noting(owner, name, what):
+        real = getattr(owner, name)
+
+        def noted(*args):
+            result = real(*args)
+            events.append(what)
+            return result
+
+        monkeypatch.setattr(owner, name, noted)
+
+    noting(GraphedPasses, "__init__", "captured")
+    noting(AllReduce, "_issue", "collective")
+    expected = losses_on(on_gpus, losses, "0", "0", "one")
+    on_gpus["devices"] |= {"compile": "inductor", "cuda-graphs": "on"}
+    assert losses_on(on_gpus, losses, "0", "0,1", "two") == pytest.approx(expected, rel=1e-3)
+    first = events.index("collective")
+    assert events[:first].count("captured") >= 2
+    assert set(events[first:]) == {"collective"}
 
 
 @pytest.mark.parametrize("waits", [True, False])
