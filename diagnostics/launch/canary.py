@@ -8,8 +8,10 @@ missing or full is therefore not seen here: `launch-check` without --canary look
 
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -46,7 +48,7 @@ def probe(source: Source, *, show: Show) -> tuple[Verdict, list[junit.Case]]:
     Where the launch cannot be run safely, it says what is in the way, and runs nothing.
     """
     try:
-        with tempfile.TemporaryDirectory(prefix="dflash-canary-") as name:
+        with _signals_put_off(), tempfile.TemporaryDirectory(prefix="dflash-canary-") as name:
             rewritten = rewrite(source, Path(name), _plan(Path(name), ""))
     except CannotRewrite as error:
         return _refused(error, show), []
@@ -60,6 +62,21 @@ def probe(source: Source, *, show: Show) -> tuple[Verdict, list[junit.Case]]:
     except pool.Broken as error:
         return Verdict(Status.UNKNOWN, "canary-not-run", f"a trial failed: {error}"), []
     return _judge(rewritten, results), [*_cases(rewritten, results)]
+
+
+@contextmanager
+def _signals_put_off() -> Iterator[None]:
+    """What is short is not cut off by Ctrl-C or SIGTERM: they are taken behind it."""
+    came: list[int] = []
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = {n: signal.signal(n, lambda number, _frame: came.append(number)) for n in numbers}
+    try:
+        yield
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+        for number in came:
+            signal.raise_signal(number)
 
 
 def _plan(folder: Path, code: str) -> Plan:

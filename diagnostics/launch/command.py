@@ -178,7 +178,7 @@ def source_of(command: tuple[str, ...]) -> "Source":
     from diagnostics.launch.shell import Source
 
     if command == ("-",):
-        return Source("standard input", sys.stdin.read())
+        return Source("standard input", _text("standard input", sys.stdin.buffer.read()))
     if len(command) > 1:
         return Source("command line", shlex.join(command))
     (word,) = command
@@ -194,11 +194,19 @@ def _script(path: Path) -> str:
     try:
         if path.stat().st_size > LARGEST_BYTES:
             raise click.UsageError(f"{path}: too large for a script ({path.stat().st_size} bytes)")
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        raise click.UsageError(f"{path} is not text; name the script that starts it") from None
+        return _text(str(path), path.read_bytes())
     except OSError as error:
         raise click.UsageError(f"{path} cannot be read: {error.strerror}") from None
+
+
+def _text(name: str, raw: bytes) -> str:
+    try:
+        text = raw.decode()
+    except UnicodeDecodeError:
+        text = "\0"
+    if "\0" in text:
+        raise click.UsageError(f"{name} is not text; name the script that starts it")
+    return text
 
 
 @click.command("explain", epilog="Exit codes: 0 shown, 2 no such code.")

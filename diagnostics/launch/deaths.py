@@ -125,7 +125,7 @@ DEATHS = {
             WAIT,
             -signal.SIGHUP,
             blow=Blow.HANG_UP,
-            meaning="the terminal or ssh connection of the launch is lost",
+            meaning="the terminal or connection is lost, and what tee has not read yet",
         ),
         Death("tmux kill-session", WAIT, -signal.SIGHUP, blow=Blow.KILL_SESSION),
         Death("tee killed", PRINT_AFTER_TEE, None, blow=Blow.KILL_TEE),

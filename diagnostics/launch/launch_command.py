@@ -1,9 +1,12 @@
 """The options of `dflash-diag launch` and `dflash-diag launch status`."""
 
+import dataclasses
+import json as jsonlib
 import re
 import shlex
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import click
@@ -135,17 +138,17 @@ def _filled_in(log: str, name: str) -> str:
 def status(name: str | None, lines: int, as_json: bool, junit_path: Path | None) -> None:
     """Say how it goes: running, exited N, killed by SIG..., or vanished.
 
-    Without NAME: one line for each name. Works from any terminal of the same user, also after the
-    launching one, the supervisor, tmux or the machine was restarted.
+    Without NAME: one line for each name; with --json an object with each name's own. Works from
+    any terminal of the same user, also after the launching one, the supervisor, tmux or the machine
+    was restarted.
     """
     from diagnostics.launch import journal
     from diagnostics.launch import status as reading
 
-    if name is None and (as_json or junit_path):
-        raise click.UsageError("--json and --junit are about one launch: give its NAME")
+    if name is None and junit_path:
+        raise click.UsageError("--junit is about one launch: give its NAME")
     if name is None:
-        for each in journal.names():
-            click.echo(f"{reading.probe(each, lines).summary}")
+        _show_all({each: reading.probe(each, lines) for each in journal.names()}, as_json)
         return
     try:
         verdict = reading.probe(name, lines)
@@ -155,6 +158,15 @@ def status(name: str | None, lines: int, as_json: bool, junit_path: Path | None)
     except PermissionError as error:
         raise click.UsageError(f"{error.filename} may not be read: whose launch is it?") from None
     _show(verdict, "launch status", as_json, junit_path)
+
+
+def _show_all(verdicts: Mapping[str, Verdict], as_json: bool) -> None:
+    if as_json:
+        fields = {name: dataclasses.asdict(verdict) for name, verdict in verdicts.items()}
+        click.echo(jsonlib.dumps(fields, indent=2))
+        return
+    for verdict in verdicts.values():
+        click.echo(verdict.summary)
 
 
 def _show(verdict: Verdict, probe: str, as_json: bool, path: Path | None) -> None:

@@ -184,12 +184,13 @@ def _start(wish: Wish, log: str, run: str) -> None:
         json.dump(_spec(wish, log, run), file)
     words = [sys.executable, "-I", "-P", "-c", BESIDE, str(ROOT), str(spec)]
     errors = journal.with_name("supervisor.err")
+    why, child = "", None
     try:
         if wish.tmux:
             why = tmux_session.start(wish.name, words, str(Path.cwd()), run) or ""
         else:
-            why = _in_own_session(words, errors)
-        _await_supervisor(wish, run, why, errors)
+            child = _in_own_session(words, errors)
+        _must_run(wish, run, why or _silence(wish, child, errors))
     finally:
         spec.unlink(missing_ok=True)
 
@@ -208,22 +209,33 @@ def _spec(wish: Wish, log: str, run: str) -> Record:
     }
 
 
-def _in_own_session(words: list[str], errors: Path) -> str:
+def _in_own_session(words: list[str], errors: Path) -> subprocess.Popen[bytes]:
     with open(os.open(errors, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-        subprocess.Popen(
+        return subprocess.Popen(
             words, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True
         )
-    return ""
 
 
-def _await_supervisor(wish: Wish, run: str, why: str, errors: Path) -> None:
+def _silence(wish: Wish, child: subprocess.Popen[bytes] | None, errors: Path) -> str:
+    """Wait until the supervisor has written that it runs; else why it will not, and its words."""
     deadline_s = time.monotonic() + START_S
-    while not why and "supervisor" not in last_run(journal_of(wish.name)):
-        if time.monotonic() > deadline_s:
-            shown = tmux_session.screen(wish.name) if wish.tmux else errors.read_text()
-            said = (shown.strip().splitlines() or ["nothing"])[-1]
-            why = f"it was not heard of for {START_S:g} s, and said: {redact(said)}"
+    how = ""
+    while not how:
+        ended = child.poll() if child else None  # before the look: it may write, and end
+        if "supervisor" in last_run(journal_of(wish.name)):
+            return ""
+        if ended is not None:
+            how = f"it ended with status {ended}"
+        elif time.monotonic() > deadline_s:
+            how = f"it was not heard of for {START_S:g} s"
         time.sleep(POLL_S)
+    shown = errors.read_text() if child else tmux_session.screen(wish.name)
+    said = (shown.strip().splitlines() or ["nothing"])[-1]
+    return f"{how}, and said: {redact(said)}"
+
+
+def _must_run(wish: Wish, run: str, why: str) -> None:
+    """Write down that there is no supervisor, if so. Raises Refused."""
     if not why:
         return
     with _locked(wish.name) as journal:

@@ -24,14 +24,17 @@ def losses(shape: Shape, death: Death, result: Result) -> list[str]:
     """
     if result.unclear:
         return []
-    return [*_of_the_log(death, result), *_of_the_end(shape, death, result)]
+    return [*_of_the_log(shape, death, result), *_of_the_end(shape, death, result)]
 
 
-def _of_the_log(death: Death, result: Result) -> Iterator[str]:
+def _of_the_log(shape: Shape, death: Death, result: Result) -> Iterator[str]:
     if not result.log:
         yield "no log"
-    if not result.started:
+    if shape.races:
+        yield f"its start is chance ({'it did' if result.started else 'not'} this time)"
+    elif not result.started:
         yield "never started"
+    if not result.started:
         return
     if result.log and result.kept < result.written and not result.survived:
         yield f"{result.written - result.kept} of {result.written} lines"

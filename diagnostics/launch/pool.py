@@ -1,7 +1,9 @@
 """Trials in worker processes, some at a time, with nothing left behind however it ends.
 
 A worker has a session of its own, so that Ctrl-C reaches only us, and we end it in order. Where we
-are killed instead, it finishes its trial, clears up, and meets the end of its pipe.
+are killed instead, it finishes its trial, clears up, and meets the end of its pipe. A trial is left
+where it waits, and nowhere else: an exception in the midst of making or removing its directory
+would leave that behind.
 """
 
 import multiprocessing
@@ -29,6 +31,24 @@ class _Ended(BaseException):
     """SIGTERM came: leave the trial through its `finally`s."""
 
 
+class _Sigterm:
+    """Whether one came; signal handlers and trials are the main thread's."""
+
+    came = False
+
+    def note(self, _number: int, _frame: FrameType | None) -> None:
+        self.came = True
+
+
+_sigterm = _Sigterm()
+
+
+def leave_if_told() -> None:
+    """For a trial to call again and again while it waits: it is left there if SIGTERM came."""
+    if _sigterm.came:
+        raise _Ended
+
+
 class _Worker(Generic[T, R]):
     def __init__(self, act: Callable[[T], R]) -> None:
         # spawn, not fork: whoever calls may have threads.
@@ -54,24 +74,18 @@ def _work(pipe: Connection, act: Callable[[T], R]) -> None:
     # A shell starts what runs in the background with SIGINT ignored, and children inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     family.adopt_orphans()
-    with suppress(EOFError, BrokenPipeError):
+    with suppress(EOFError, ConnectionError, _Ended):
         while True:
             item = pipe.recv()
+            signal.signal(signal.SIGTERM, _sigterm.note)
             answer: R | Exception
             try:
-                signal.signal(signal.SIGTERM, _raise_once)
                 answer = act(item)
-            except _Ended:
-                return
             except Exception as error:
                 answer = error
             signal.signal(signal.SIGTERM, signal.SIG_DFL)  # idle, there is nothing to clear up
+            leave_if_told()
             pipe.send(answer)
-
-
-def _raise_once(number: int, _frame: FrameType | None) -> None:
-    signal.signal(number, signal.SIG_IGN)
-    raise _Ended
 
 
 @contextmanager

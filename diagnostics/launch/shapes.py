@@ -38,6 +38,7 @@ class Shape:
 
     `needs`: the programs without which it cannot be tried. `session`: whether a tmux session is to
     be there afterwards. `prints_pid`: whether the line prints a process id. `log`: where it goes.
+    `races`: whether the trainer starts at all is chance.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Shape:
     session: bool = False
     prints_pid: bool = False
     log: str = LOG
+    races: bool = False
 
     @property
     def pipes(self) -> bool:
@@ -62,10 +64,13 @@ def _tmux(name: str, command: str, script: str = "", look: Look = Look.NOWHERE) 
     return Shape(name, line, script, look=look, needs=("tmux",), session=True)
 
 
-def _background(name: str, line: str, script: str = "", where: Where = Where.PROMPT) -> Shape:
+def _background(
+    name: str, line: str, script: str = "", where: Where = Where.PROMPT, *, races: bool = False
+) -> Shape:
     """A line that ends at once and prints a process id."""
     needs = tuple(tool for tool in ("nohup", "setsid") if tool in line)
-    return Shape(name, line, script, where, Look.NOWHERE, needs, prints_pid="$!" in line)
+    told = "$!" in line
+    return Shape(name, line, script, where, Look.NOWHERE, needs, prints_pid=told, races=races)
 
 
 _TO_LOG = "> train.log 2>&1"
@@ -105,7 +110,13 @@ SHAPES = {
         _background("setsid &", f"setsid {TRAIN} {_TO_LOG} < /dev/null & echo $!"),
         _background("setsid -f", f"setsid -f {TRAIN} {_TO_LOG} < /dev/null"),
         _background("trap '' HUP &", f"trap '' HUP; {TRAIN} {_TO_LOG} & echo $!"),
-        _background("ssh -t: nohup &", f"nohup {TRAIN} {_TO_LOG} & echo $!", where=Where.SSH_T),
+        # The terminal goes away with bash: SIGHUP may come before nohup ignores it.
+        _background(
+            "ssh -t: nohup &",
+            f"nohup {TRAIN} {_TO_LOG} & echo $!",
+            where=Where.SSH_T,
+            races=True,
+        ),
         _background(
             "ssh -t: trap, nohup &",
             f"trap '' HUP; nohup {TRAIN} {_TO_LOG} & echo $!",

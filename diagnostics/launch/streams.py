@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from diagnostics.launch.layers import Chain, Layer
+from diagnostics.launch.layers import Chain, Launch, Layer
 from diagnostics.launch.shell import Command, Redirect, Span, Word
 from diagnostics.launch.wrappers import split_options
 
@@ -123,6 +123,15 @@ def logs(chain: Chain) -> list[Log]:
             found += [log for log in _files(sink) if log.span not in [f.span for f in found]]
     found += [log for layer in chain.layers for log in _typescript(layer)]
     return found
+
+
+def all_logs(launch: Launch) -> Iterator[Log]:
+    """The logs of all programs that train, each once."""
+    seen = set[Span]()
+    for log in (log for chain in launch.trainers for log in logs(chain)):
+        if log.span not in seen:
+            seen.add(log.span)
+            yield log
 
 
 def _files(sink: Sink) -> Iterator[Log]:

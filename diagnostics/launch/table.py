@@ -14,6 +14,8 @@ from diagnostics.launch.trial import Cell, Result
 Results = Mapping[Cell, Result]
 WORDS = {
     "!": "lost or wrong",
+    "no start!": "the trainer never started",
+    "?": "it started: that was chance, and another time it does not",
     "tb": "the traceback is in the log",
     "no!": "no log",
     "hangs!": "the launch waits on, though the trainer is dead",
@@ -69,7 +71,8 @@ class Deaths:
     def line(self, row: Row, results: Results) -> str:
         """The lines in the log and what is known of the end, for each death; what is left."""
         found = [results.get(cell) for cell in row.cells([c.name for c in self._columns])]
-        words = [c.words(result) for c, result in zip(self._columns, found, strict=True)]
+        races = SHAPES[row.shape].races
+        words = [c.words(result, races) for c, result in zip(self._columns, found, strict=True)]
         left = _left([result for result in found if result is not None])
         return f"{row.title:<{self._width}}{''.join(words)}{left}".rstrip()
 
@@ -77,9 +80,9 @@ class Deaths:
         """The deaths, and the words that were used."""
         for column in self._columns:
             yield f"{column.name:<13}{DEATHS[column.name].meaning}"
-        used = {word for line in lines for word in click.unstyle(line).split()}
+        text = click.unstyle(" ".join(lines))
         for word, meaning in WORDS.items():
-            if word in used or word == "!":
+            if word in text.split() or (word in text and word in ("!", "?", "no start!")):
                 yield f"{word:<13}{meaning}"
 
 
@@ -94,8 +97,8 @@ class _Column:
         end = "run" if self._hangs_up else "exit"
         self.parts = f"{'lines':<6}{'':{self._speaks}}{end}".ljust(self.width)
 
-    def words(self, result: Result | None) -> str:
-        """The cell, painted, as wide as the column."""
+    def words(self, result: Result | None, races: bool) -> str:
+        """The cell, painted, as wide as the column. `races`: its start is chance."""
         if result is None:
             return "not run".ljust(self.width)
         if result.unclear:
@@ -103,6 +106,7 @@ class _Column:
         if not result.started:
             return _painted("no start!", self.width)
         lines = f"{result.kept}{'!' * (not result.survived and result.kept < result.written)}"
+        lines += "?" * races
         words = _painted(lines if result.log else "no!", 6)
         if self._speaks:
             words += _painted("tb" if result.last_words else "!", self._speaks)
@@ -154,7 +158,7 @@ class Counts:
         found = [result for _, result in ran]
         hung_up = [r.survived for c, r in ran if r.started and _hangs_up(c)]
         words = (
-            str(len(ran)),
+            f"{len(ran)}{'?' * SHAPES[row.shape].races}",
             _of([result.log for result in found]),
             _of([r.kept == r.written for _, r in dead if r.started]),
             _of([r.last_words for r in found if r.last_words is not None and not r.returned]),
@@ -168,6 +172,7 @@ class Counts:
     def legend(self, lines: Sequence[str]) -> Iterator[str]:
         """The heads, which are short."""
         yield "3/7!         kept in three deaths of seven"
+        yield "7?           whether it starts is chance: another time the counts are others"
         yield "last words   tracebacks and messages, in the log"
         yield "exit status  of the deaths that have one other than 0"
         yield "hang-up      whether the trainer runs on when the connection is lost"

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 
-from diagnostics.launch import family, victim
+from diagnostics.launch import family, pool, victim
 from diagnostics.launch.console import Console
 from diagnostics.launch.deaths import BUFFERINGS, DEATHS, Blow, Death
 from diagnostics.launch.scene import LINES, Desk, Scene, can_mount
@@ -121,6 +121,8 @@ class _Trial:
             return self._look(f"it had not written its lines after {START_S:g} s")
         pid = self._pid()
         if pid is not None and self._said("written"):
+            if self._death.blow is not Blow.NONE and not self._all_is_read():
+                return self._look(f"what it wrote had not been read after {END_S:g} s")
             self._strike(pid)
             if self._must_die() and not self._until(lambda: self._is_over(pid), END_S):
                 return self._look(f"it had not died after {END_S:g} s")
@@ -131,10 +133,15 @@ class _Trial:
 
     def _until(self, condition: Callable[[], bool], within_s: float) -> bool:
         def listening() -> bool:
+            pool.leave_if_told()
             self._console.listen()
             return condition()
 
         return family.wait_until(listening, within_s)
+
+    def _all_is_read(self) -> bool:
+        """A `tee` with something to read is busy: how far it is, is the machine's load."""
+        return self._until(family.Quiet(SETTLE_S), END_S)
 
     def _said(self, word: str) -> list[str]:
         """The lines of the victim's record that begin so: one, or two if two victims ran."""
@@ -182,7 +189,6 @@ class _Trial:
             case Blow.KILL_SESSION:
                 self._scene.tmux("kill-session")
             case Blow.KILL_TEE:
-                self._until(family.Quiet(SETTLE_S), END_S)  # it is to have read what is there
                 for process in family.living():
                     if process.name() == "tee":
                         process.kill()

@@ -3,15 +3,19 @@
 import os
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from diagnostics.launch.shell import Expansion, Source, Text, Word
+from diagnostics.launch.shell import Command, Expansion, Pipeline, Source, Text, Word
 from diagnostics.launch.wrappers import SHELLS
 
 if TYPE_CHECKING:
     from diagnostics.launch.layers import Layer, Place
 
+CDS = {"cd", "pushd", "popd"}
+CD_OPTIONS = {"--", "-L", "-P"}
+MAKERS = {"git", "cp", "rsync", "scp", "wget", "curl", "tar", "unzip", "ln", "uv"}
 DEEPEST = 16  # of variables that hold variables
 VALUE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
 DEFAULT = re.compile(r"""\$\{(\w+):?-["']?(.*?)["']?\}""", re.DOTALL)
@@ -66,7 +70,16 @@ def path_in(word: Word, layer: "Layer", place: "Place | None" = None) -> Path | 
     Relative paths are followed through a `cd` in front. `~` and $HOME are known here only.
     """
     place = place or layer.place
-    known = layer.values()
+    return _resolved(word, layer.values(), place, working_directory(layer, place))
+
+
+def _resolved(
+    word: Word, known: dict[str, Word], place: "Place", directory: Path | None
+) -> Path | None:
+    """The path that a word names to a shell that stands in this directory (None: unknown).
+
+    None also where we may not look whether it is there.
+    """
     value = value_of(word, known)
     if value is None and place.here:
         value = _with_home(word, known)
@@ -74,11 +87,20 @@ def path_in(word: Word, layer: "Layer", place: "Place | None" = None) -> Path | 
         return None
     if value.startswith("~"):
         known_home = place.here and not (home := os.path.expanduser(value)).startswith("~")
-        return Path(home) if known_home else None
+        return _seen(Path(home)) if known_home else None
     if not value.startswith("/"):
-        directory = working_directory(layer, place)
-        return directory / value if directory else None
-    return place.root / value.lstrip("/")
+        return _seen(directory / value) if directory else None
+    return _seen(place.root / value.lstrip("/"))
+
+
+def _seen(path: Path) -> Path | None:
+    try:
+        path.stat()
+    except PermissionError:
+        return None
+    except (OSError, ValueError):  # it is not there
+        return path
+    return path
 
 
 def _with_home(word: Word, known: dict[str, Word]) -> str | None:
@@ -89,44 +111,94 @@ def _with_home(word: Word, known: dict[str, Word]) -> str | None:
     return re.sub(r"\$HOME|\$\{HOME\}", lambda _: str(Path.home()), word.value)
 
 
+@dataclass(frozen=True)
+class Entered:
+    """A directory that a `cd` or `tmux -c` leads to.
+
+    `word` names it (None: `cd -`), in the shell of `layer`, in its pipeline `at`. `path` is it as
+    seen from here (None: that cannot be known), `said` as the launch says it.
+    """
+
+    word: Word | None
+    layer: "Layer"
+    at: Pipeline
+    path: Path | None = None
+    said: str = ""
+
+
+def entered(layer: "Layer", place: "Place", at: Pipeline | None = None) -> Iterator[Entered]:
+    """The directories that the launch goes through in this place, up to the layer's command.
+
+    Args:
+        at: up to this pipeline of the layer's shell instead.
+    """
+    path: Path | None = Path.cwd() if place.here else None
+    said = ""
+    for way in _ways(layer, place, at or layer.pipeline):
+        known = way.layer.values()
+        path = _resolved(way.word, known, place, path) if way.word else None
+        said = _below(said, value_of(way.word, known) or way.word.value) if way.word else "$OLDPWD"
+        yield replace(way, path=path, said=said)
+
+
+def _ways(layer: "Layer", place: "Place", at: Pipeline) -> Iterator[Entered]:
+    for each in (*layer.shell.opened_by, layer):
+        if each.place.hops != place.hops:
+            continue
+        stop = at if each is layer else each.pipeline
+        if each.own or each is layer:
+            yield from (Entered(_directory_of(cd), each, p) for p, cd in _cds(each, stop))
+        options = each.handed.options if each.handed and each.name.startswith("tmux") else {}
+        if "-c" in options and stop is each.pipeline:
+            yield Entered(options["-c"], each, stop)
+
+
+def _cds(layer: "Layer", at: Pipeline) -> Iterator[tuple[Pipeline, Command]]:
+    for pipeline in layer.shell.script.before(at):
+        command = pipeline.commands[0]
+        around = at.block[: len(pipeline.block)] == pipeline.block  # not in another subshell
+        if command.argv[:1] and command.argv[0] in CDS and around:
+            yield pipeline, command
+
+
+def _directory_of(cd: Command) -> Word | None:
+    words = [word for word in cd.words[1:] if word.value not in CD_OPTIONS]
+    if not words and cd.argv[0] == "cd":
+        span = cd.words[0].span
+        return Word(Text("~", (span.start,), span.source), span)
+    return words[0] if len(words) == 1 and words[0].value != "-" else None
+
+
 def working_directory(layer: "Layer", place: "Place") -> Path | None:
     """Where the layer's shell stands after the `cd`s in front of it; None if unknown."""
-    directory: Path | None = Path.cwd() if place.here else None
-    for word, known in _entered(layer, place):
-        value = value_of(word, known) if word else None
-        if value is None:
-            return None
-        base = place.root if value.startswith("/") else directory
-        directory = base / value.lstrip("/") if base else None
-    return directory
+    start = Path.cwd() if place.here else None
+    return [start, *(way.path for way in entered(layer, place))][-1]
 
 
-def said_directory(layer: "Layer") -> str:
+def said_directory(layer: "Layer", at: Pipeline | None = None) -> str:
     """As `working_directory`, but as the launch says it; empty if it says nothing."""
-    said = ""
-    for word, known in _entered(layer, layer.place):
-        value = (value_of(word, known) or word.value) if word else "$HOME"
-        said = value if value.startswith(("/", "~", "$")) or not said else f"{said}/{value}"
-    return said
+    return ["", *(way.said for way in entered(layer, layer.place, at))][-1]
 
 
-def _entered(layer: "Layer", place: "Place") -> Iterator[tuple[Word | None, dict[str, Word]]]:
-    """What the `cd`s in front, in this place, are given, with the variables known there."""
-    for each in (*layer.shell.opened_by, layer):
-        if (each.own or each is layer) and each.place.hops == place.hops:
-            yield from ((word, each.values()) for word in _directories(each))
+def said_path(word: Word, layer: "Layer", at: Pipeline | None = None) -> str:
+    """As `path_in`, but as the launch says it: `$RUNS/train.log`."""
+    value = value_of(word, layer.shell.values(at or layer.pipeline)) or word.value
+    return _below(said_directory(layer, at), value)
 
 
-def _directories(layer: "Layer") -> Iterator[Word | None]:
-    """Where `cd` and `tmux -c` lead to; None for one that cannot be known."""
-    block = layer.pipeline.block
-    for pipeline in layer.shell.script.before(layer.pipeline):
-        command = pipeline.commands[0]
-        around = block[: len(pipeline.block)] == pipeline.block  # not in another subshell
-        if command.argv[:1] == ["cd"] and around:
-            yield command.words[1] if len(command.words) == 2 else None
-    if layer.handed and layer.name.startswith("tmux") and "-c" in layer.handed.options:
-        yield layer.handed.options["-c"]
+def _below(directory: str, path: str) -> str:
+    return os.path.join(directory, path) if is_relative(path) else path
+
+
+def is_relative(path: str) -> bool:
+    """Whether what it names depends on where the shell stands, as far as it is said."""
+    return not path.startswith(("/", "~", "$"))
+
+
+def may_be_made(layer: "Layer", at: Pipeline) -> bool:
+    """Whether something in front brings files: a clone, a copy, a virtual environment."""
+    argvs = [pipeline.commands[0].argv for pipeline in layer.shell.script.before(at)]
+    return any(argv and (argv[0] in MAKERS or "venv" in argv) for argv in argvs)
 
 
 def other_root(hop: str) -> Path | None:
@@ -156,6 +228,8 @@ def script_source(word: Word, layer: "Layer", place: "Place", *, asked: bool) ->
         raw = path.read_bytes()
     except OSError:
         return None
+    if b"\0" in raw:
+        return None  # a program, no text
     given_to_shell = asked or layer.name in SHELLS | {"source", ".", "sbatch"}
     if not given_to_shell and not SHEBANG.match(raw) and path.suffix != ".sh":
         return None

@@ -76,13 +76,15 @@ def after_death(beats: Snapshot) -> StacksVerdict:
         summary = f"process {beats.pid} died in the middle of its work, last seen {when}. {doing}"
         remedy = "Look for SIGKILL in the kernel's log (dmesg); go on with --resume auto."
         verdict = Verdict(Status.PROBLEM, "run-died", summary, evidence, remedy)
-    events = Section(f"its last {EVENTS_SHOWN} events", tuple(_event_lines(beats, last_s)))
-    return with_details(verdict, sections=[events])
+    return with_details(verdict, sections=_last_events(beats, last_s))
 
 
-def _event_lines(beats: Snapshot, last_s: float) -> Iterator[str]:
-    for event in beats.events[-EVENTS_SHOWN:]:
-        yield f"  {event.at_s - last_s:8.3f} s  {event.loop:<12}  {event.text}"
+def _last_events(beats: Snapshot, last_s: float) -> Iterator[Section]:
+    events = beats.events[-EVENTS_SHOWN:]
+    lines = (f"  {e.at_s - last_s:8.3f} s  {e.loop:<12}  {e.text}" for e in events)
+    if events:
+        title = f"its last {len(events)} events" if len(events) > 1 else "its last event"
+        yield Section(title, tuple(lines))
 
 
 def _said(loop: Loop, now_s: float) -> str:

@@ -29,6 +29,14 @@ SCRIPTS = {
 }
 
 
+@pytest.fixture(autouse=True)
+def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What these tests do depends on none of the developer's settings, nor on tmux around them."""
+    monkeypatch.setenv("SHELL", "/bin/bash")
+    for name in ("TMUX", "TMUX_PANE", "PYTHONUNBUFFERED", "BASH_ENV", "CDPATH"):
+        monkeypatch.delenv(name, raising=False)
+
+
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A directory as the examples take it to be, a home without settings, no tmux server."""
@@ -42,11 +50,9 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (other / "train.py").write_text("print('another copy')\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("SHELL", "/bin/bash")
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
     monkeypatch.setenv("TMUX_TMPDIR", str(tmp_path))
-    for name in ("XDG_CONFIG_HOME", "PYTHONUNBUFFERED", "TMUX"):
-        monkeypatch.delenv(name, raising=False)
+    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
     return tmp_path
 
 
@@ -82,8 +88,6 @@ def desk(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setenv("TMUX_TMPDIR", str(sockets))
     monkeypatch.setattr(launcher, "SETTLE_S", 0.05)  # tests wait for an end where there is one
-    for name in ("TMUX", "TMUX_PANE"):
-        monkeypatch.delenv(name, raising=False)
     work = tmp_path / "work"
     work.mkdir()
     monkeypatch.chdir(work)

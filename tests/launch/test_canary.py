@@ -1,10 +1,13 @@
 """A user's own launch with a canary in it: the trainer is never started, and nothing is touched."""
 
+import contextlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import click
@@ -227,6 +230,53 @@ def test_what_is_not_known_to_be_safe_is_refused_by_name(launch, place, monkeypa
     assert (verdict.status, verdict.exit_code, cases) == (Status.UNKNOWN, 3, [])
     assert REFUSED[launch] in " ".join(verdict.evidence.values()), verdict
     assert contents(place) == before
+
+
+class Told(BaseException):
+    pass
+
+
+def told(*_):
+    raise Told
+
+
+@pytest.fixture
+def signalled(place, short_tmp, monkeypatch):
+    """A function that probes a launch while a signal comes as its directory is made or removed."""
+    monkeypatch.setattr(tempfile, "tempdir", str(short_tmp))
+
+    def go(number, where):
+        module, name = where
+        real = getattr(module, name)
+        before = signal.signal(number, told)
+
+        def struck(*arguments, **options):
+            if name == "rmtree":
+                signal.raise_signal(number)
+            made = real(*arguments, **options)
+            if name == "mkdtemp":
+                signal.raise_signal(number)
+            return made
+
+        monkeypatch.setattr(module, name, struck)
+        try:
+            with pytest.raises(Told):
+                canary.probe(Source("command line", "python3 train.py > train.log"), show=print)
+        finally:
+            signal.signal(number, before)
+            monkeypatch.setattr(module, name, real)
+        return list(short_tmp.iterdir())
+
+    return go
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("where", [(tempfile, "mkdtemp"), (shutil, "rmtree")])
+def test_a_signal_leaves_no_directory_at_any_moment(number, where, signalled, monkeypatch):
+    assert signalled(number, where) == []
+    monkeypatch.setattr(canary, "_signals_put_off", contextlib.nullcontext)  # the control
+    (left,) = signalled(number, where)
+    shutil.rmtree(left)
 
 
 def test_every_objection_in_a_script_is_named_with_its_line(place):

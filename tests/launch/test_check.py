@@ -164,11 +164,14 @@ def test_junit_has_a_failure_for_a_finding_and_an_error_for_what_is_unknown(worl
         (["--resume"], "--resume goes with --full"),
         (["--junit", "no/report.xml", "run.sh"], "make its directory first"),
         (["binary"], "binary is not text"),
+        (["zeros"], "zeros is not text"),
+        (["-"], "standard input is not text"),
     ],
 )
 def test_usage_errors_end_with_2(arguments: list[str], says: str, world: Path) -> None:
     (world / "binary").write_bytes(b"\x7fELF\xff\xfe")
-    result = run(*arguments)
+    (world / "zeros").write_bytes(b"python a\0.py")
+    result = run(*arguments, stdin="python a\0.py")
     assert result.exit_code == 2 and says in result.output
 
 

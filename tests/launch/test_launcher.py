@@ -264,14 +264,15 @@ def test_without_a_journal_nothing_is_started(desk, monkeypatch):
 @pytest.mark.parametrize("tmux", MANNERS)
 def test_a_supervisor_that_does_not_start_is_told(desk, tmux, monkeypatch):
     monkeypatch.setattr(launcher, "BESIDE", "import sys; sys.exit('a broken Python')")
-    monkeypatch.setattr(launcher, "START_S", 0.5)
+    if tmux:  # nobody here waits for it
+        monkeypatch.setattr(launcher, "START_S", 0.5)
     verdict = refused("no-supervisor", tmux=tmux)
     assert "did not start" in verdict.summary
     assert status.probe("train").code == "launch-no-supervisor"
     left = [path.name for path in journal.journal_of("train").parent.iterdir()]
     assert not [name for name in left if name.endswith(".json")]  # it has the environment in it
     if not tmux:
-        assert "a broken Python" in verdict.summary
+        assert "it ended with status 1, and said: a broken Python" in verdict.summary
 
 
 @pytest.mark.parametrize("tmux", [IN_TMUX])
@@ -348,6 +349,20 @@ def test_as_a_user_types_it(desk):
     assert dflash_diag("launch", "status", "day").stdout.endswith("\n\n  | step 1\n")
 
 
+def test_all_launches_as_json(desk):
+    """By name, each with what `status NAME --json` has; where nothing was launched, none."""
+    assert json.loads(dflash_diag("launch", "status", "--json").stdout) == {}
+    launch("raise SystemExit(3)", name="night", ends=True)
+    launch("print('step 1')\nprint('step 2')", name="day", log="day.log", ends=True)
+    answer = dflash_diag("launch", "status", "--json", "--lines", "1")
+    found = json.loads(answer.stdout)
+    assert (answer.returncode, [*found]) == (0, ["day", "night"])
+    for name, verdict in found.items():
+        alone = dflash_diag("launch", "status", name, "--json", "--lines", "1")
+        assert verdict == json.loads(alone.stdout)
+    assert found["day"]["evidence"]["last lines"] == "step 2"
+
+
 @pytest.mark.parametrize(
     "words",
     [
@@ -357,7 +372,7 @@ def test_as_a_user_types_it(desk):
         ("--name", "x", "--log", "x", "--exec-in", "ssh 'host", "--", "true"),
         ("--name", "x", "--log", "x"),
         ("status", "nobody"),
-        ("status", "--json"),
+        ("status", "--junit", "report.xml"),
     ],
 )
 def test_usage_errors(desk, words):

@@ -8,6 +8,7 @@ import pytest
 
 from diagnostics.launch import matrix, table
 from diagnostics.launch.deaths import BUFFERINGS, DEATHS
+from diagnostics.launch.losses import losses
 from diagnostics.launch.shapes import EXEC, PIPE, SHAPES
 from diagnostics.launch.store import Store
 from diagnostics.launch.table import Row
@@ -68,6 +69,9 @@ def test_the_default_table(short_tmp):
     assert verdict.evidence[f"{PIPE} -u"].endswith(
         "| bash start.sh 2>&1 | tee train.log (start.sh: exec python3 -u train.py)"
     )
+    by_chance = verdict.evidence["ssh -t: nohup & -u"]
+    assert by_chance.count("its start is chance") == 4
+    assert "its start" not in verdict.evidence["nohup exec & -u"]
     outcome = {(case.classname, case.name): case.outcome for case in cases}
     assert len(outcome) == len(cases) == 56
     launches = {launch.name: launch for launch in verdict.launches}
@@ -162,6 +166,21 @@ def test_a_trial_that_told_nothing_is_unknown():
     assert verdict.status is Status.UNKNOWN
     kept = matrix.judge([row], ["raises"], {Cell(EXEC, "raises", "-u"): KEPT})
     assert kept.status is Status.OK
+
+
+def test_what_is_chance_is_marked():
+    """Whether its trainer starts: in the row, in the words below, and in what is lost."""
+    title = "ssh -t: nohup &"
+    row, cell = Row(title, "-u"), Cell(title, "SIGKILL", "-u")
+    for made in (table.Deaths([row], ["SIGKILL"]), table.Counts([row], ["SIGKILL"])):
+        line = made.line(row, {cell: KEPT})
+        assert any(word.endswith("?") for word in click.unstyle(line).split())
+        assert any("chance" in word for word in made.legend([line]))
+    never = Result(started=False, log=False, kept=0, written=0)
+    said = [losses(SHAPES[title], DEATHS["SIGKILL"], result)[:2] for result in (KEPT, never)]
+    assert "its start is chance (it did this time)" in said[0]
+    assert said[1] == ["no log", "its start is chance (not this time)"]
+    assert losses(SHAPES[EXEC], DEATHS["SIGKILL"], never) == ["no log", "never started"]
 
 
 def test_what_is_lost_is_marked_and_painted():

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from diagnostics.launch.check import check
+from diagnostics.launch.check import Finding, check
 from diagnostics.launch.shell import Source
 
 LOG = ">> /workspace/train.log 2>&1"
@@ -30,6 +30,38 @@ PAIRS = [
         "(cd /workspace); python -u train.py >> home/none/a.log 2>&1",
         "cd home/miniconda3; python -u ../../train.py >> etc/a.log 2>&1",
     ),
+    ("DL001", "cd none; python train.py >> a", "cd ~; python train.py >> a"),
+    ("DL001", "cd; python train.py >> none/a", "cd -; python train.py >> none/a"),
+    ("DL001", "pushd none; python train.py >> a", "pushd none; popd; python train.py >> a"),
+    ("DL001", "cd -- none; python train.py >> a", "cd -P -- bin; python train.py >> a"),
+    ("DL001", "cd none; python train.py >> a", "cd none; python train.py >> /tmp/a"),
+    ("DL001", "cd none; cd bin; python a.py >> a", "cd none; cd /tmp; python a.py >> a"),
+    ("DL001", "cd none; python train.py >> a", "git clone none; cd none; python train.py >> a"),
+    ("DL001", "mkdir b; cd none; python a.py >> a", "mkdir none; cd none; python a.py >> a"),
+    ("DL001", "mkdir a; cd bin; python a.py >> a/a", "mkdir bin/a; cd bin; python a.py >> a/a"),
+    ("DL001", "cd bin; python a.py >> $HOME/a/a", "cd $X; mkdir a; python a.py >> a/a"),
+    ("DL001", "D=none/a; python a.py >> $D", "D=home/a; python a.py >> $D"),
+    ("DL001", "cd none; python a.py >> a-$X", "cd none; python a.py >> $X"),
+    (
+        "DL001",
+        "tmux new -d -c none 'python train.py >> a'",
+        "mkdir none; tmux new -d -c none 'python train.py >> a'",
+    ),
+    (
+        "DL001",
+        "nohup tmux new -d -c none 'python train.py >> a'",
+        "nohup tmux new -d -c bin 'python train.py >> a'",
+    ),
+    (
+        "DL001",
+        "chroot other-root sh -c 'python a.py >> /none/a'",
+        "chroot other-root sh -c 'mkdir /none; python a.py >> /none/a'",
+    ),
+    (
+        "DL001",
+        "mkdir /none; chroot other-root sh -c 'python a.py >> /none/a'",
+        "chroot other-root sh -c 'python a.py >> /a'",
+    ),
     ("DL004", "python -u train.py > a.log 2>&1", "python -u train.py > a-$$.log 2>&1"),
     ("DL004", "A=a; python -u train.py > $A.log 2>&1", "python -u train.py > $RUN.log 2>&1"),
     ("DL004", "python train.py | tee a", "set -C; python train.py > a"),
@@ -40,6 +72,7 @@ PAIRS = [
         "ssh h 'cd /srv && python -u train.py >> a.log 2>&1'",
     ),
     ("DL005", "bash -c 'python train.py >> a'", "python train.py >> a"),
+    ("DL005", "bash -c 'cd bin; python a.py >> a'", "bash -c 'cd /usr; python a.py >> a'"),
     ("DL007", "python train.py | tee -a a", "set -euo pipefail; python train.py | tee -a a"),
     (
         "DL007",
@@ -145,6 +178,7 @@ PAIRS = [
     ("DL031", "source v/bin/activate; python train.py", "python -m venv v; source v/bin/activate"),
     ("DL031", "./train.py > a", "bash start.sh"),
     ("DL031", "source ./activate; python train.py", "source activate; python train.py"),
+    ("DL006", "cd none; python train.py | tee -a a", "cd bin; python train.py | tee -a a"),
     ("DL006", "python train.py | tee -a none/a", "python train.py | tee >(gzip > none.gz) -a a"),
     ("DL031", "no-such-trainer.py", "source bin/python; no-such-trainer.py"),
     (
@@ -265,3 +299,56 @@ def test_the_login_shell_counts_where_tmux_is_told_nothing(
     assert codes(launch, world) == set()
     monkeypatch.setenv("SHELL", "/usr/sbin/nologin")
     assert codes(launch, world) == {"DL023"}
+
+
+def dl001(text: str) -> list[Finding]:
+    report = check(Source("command line", text))
+    return [f for f in (*report.findings, *report.unknown) if f.rule.code == "DL001"]
+
+
+@pytest.mark.parametrize(
+    "launch",
+    [
+        "cd none; python -u train.py > a.log 2>&1",
+        "cd none && python -u train.py > logs/a.log 2>&1",
+        "tmux new -d 'cd none && python -u train.py > a.log 2>&1'",
+        "cd none && tmux new -d 'python -u train.py > a.log 2>&1'",
+        "tmux new -d -c none 'python -u train.py > a.log 2>&1'",
+    ],
+)
+def test_a_cd_that_leads_nowhere_is_what_is_named(launch: str, world: Path) -> None:
+    """No `mkdir` of the log's own directory helps there."""
+    (finding,) = dl001(launch)
+    assert finding.hit.span.text == "none"
+    assert finding.hit.what == f"there is no directory {world / 'none'}"
+    assert (finding.mended, finding.hit.edits) == ("", ())
+    assert finding.hit.instead.endswith("in front: mkdir -p none")
+    (world / "none").mkdir()
+    assert all(near.hit.span.text == "logs" for near in dl001(launch))
+
+
+@pytest.mark.parametrize(("then", "log"), [(";", True), ("&&", False)])
+def test_what_a_cd_that_leads_nowhere_does(then: str, log: bool, world: Path) -> None:
+    """What the finding says of it, by bash itself."""
+    line = f"cd none {then} echo step > a.log"
+    subprocess.run(["bash", "-c", line], check=False, timeout=30, stderr=subprocess.DEVNULL)
+    assert (world / "a.log").exists() == log
+
+
+@pytest.mark.parametrize(
+    ("launch", "what", "instead"),
+    [
+        ("ssh h 'cd /srv && python a.py > out/a'", "/srv/out on ssh h", "test -w /srv/out && "),
+        ("ssh h 'cd && python a.py > a'", "~ on ssh h", "test -w ~ && "),
+        ("cd $X; python a.py > a", "the value of $X", "test -w $X && "),
+        ("cd $X; python a.py > out/a", "the value of $X/out", "put in front: mkdir -p out"),
+        ("python a.py > $LOG", "the value of $LOG", "check it again with its value"),
+    ],
+)
+def test_what_cannot_be_looked_at_is_asked_for_where_it_is(
+    launch: str, what: str, instead: str, world: Path
+) -> None:
+    (finding,) = dl001(launch)
+    assert finding.hit.unknown
+    assert finding.hit.what.startswith(what)
+    assert instead in finding.hit.instead

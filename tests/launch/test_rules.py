@@ -101,8 +101,9 @@ from diagnostics.launch.check import check
 from diagnostics.launch.shell import Source
 if os.getuid() == 0:
     os.setgroups([]); os.setgid(65534); os.setuid(65534)
-for finding in check(Source("command line", sys.argv[1])).findings:
-    print(finding.rule.code, finding.hit.what)
+report = check(Source("command line", sys.argv[1]))
+for finding in (*report.findings, *report.unknown):
+    print("unknown " * finding.hit.unknown + finding.rule.code, finding.hit.what)
 """
 
 
@@ -119,6 +120,7 @@ def test_what_may_not_be_written_is_found(log: str, mode: int, what: str) -> Non
         os.chmod(directory, 0o755)  # pytest's own directories are closed to other users
         path = Path(directory, log)
         path.parent.mkdir()
+        path.parent.chmod(0o755)  # whatever the umask
         if path.name == "old.log":
             path.write_text("")
         guarded = path if path.exists() else path.parent
@@ -128,9 +130,25 @@ def test_what_may_not_be_written_is_found(log: str, mode: int, what: str) -> Non
         assert what in as_nobody(path)
 
 
-def as_nobody(log: Path) -> str:
+def test_what_may_not_be_looked_at_is_unknown() -> None:
+    """It may be there or not: neither is said."""
+    with tempfile.TemporaryDirectory() as directory:
+        closed, log = Path(directory, "closed"), Path(directory, "closed", "logs", "train.log")
+        log.parent.mkdir(parents=True)
+        for folder, mode in ((directory, 0o755), (closed, 0o600)):
+            os.chmod(folder, mode)
+        said = as_nobody(log, program=str(closed / "train.py"))
+        assert f"unknown DL001 {log.parent} on this machine cannot be looked at" in said
+        assert f"unknown DL031 you may not look whether there is a {closed}/train.py" in said
+        closed.chmod(0o755)
+        said = as_nobody(log, program=str(closed / "train.py"))
+        assert "DL001" not in said
+        assert f"DL031 there is no {closed}/train.py" in said
+
+
+def as_nobody(log: Path, program: str = "train.py") -> str:
     done = subprocess.run(
-        [sys.executable, "-c", CHECK_AS_NOBODY, f"python -u train.py >> {log} 2>&1"],
+        [sys.executable, "-c", CHECK_AS_NOBODY, f"python -u {program} >> {log} 2>&1"],
         capture_output=True,
         text=True,
         timeout=60,

@@ -3,6 +3,7 @@
 import pytest
 
 from diagnostics.launch.check import check
+from diagnostics.launch.rules import trainer
 from diagnostics.launch.shell import Source
 
 
@@ -50,6 +51,18 @@ def test_values_of_variables_are_put_in(here):
     assert found(f"B=8; {here} --block-size $B") == ([], [])
     (finding,), _ = found(f"B=1; {here} --block-size $B")
     assert "got 1" in finding.hit.what
+
+
+@pytest.mark.parametrize("broken", ["slow", "crashes"])
+def test_without_an_answer_it_is_unknown(here, broken, monkeypatch):
+    """Neither taken nor refused: that would be a guess."""
+    if broken == "slow":
+        monkeypatch.setattr(trainer, "ANSWER_S", 0.0)
+    else:
+        monkeypatch.setattr(trainer.sys, "executable", "/bin/false")
+    findings, (unknown,) = found(f"{here} --block-size 1")
+    assert findings == []
+    assert "dflash config gave no answer" in unknown.hit.what
 
 
 def test_what_is_not_said_is_unknown(here):

@@ -5,6 +5,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import psutil
@@ -18,7 +19,6 @@ from diagnostics.launch.trial import Cell, Result
 from diagnostics.reproducers import Outcome
 
 ROOT = Path(__file__).parents[2]
-RACE = "ssh -t: nohup &"  # whether its trainer starts is chance
 NEVER_STARTS = {"> missing/log"}
 LOGLESS = {"> missing/log", "| tee missing/log"}
 # Standard error is not in the log: `>` alone, in the wrong order, or read by dash.
@@ -41,7 +41,7 @@ OWN_OR_SIGNAL = {Blow.NONE, Blow.TERM, Blow.KILL}
 
 
 def test_what_each_shape_keeps_of_an_exception(tried):
-    shapes = [s for s in SHAPES.values() if s.name != RACE]
+    shapes = [s for s in SHAPES.values() if not s.races]
     cells = [Cell(shape.name, "raises", "-u") for shape in shapes]
     shapes = [shape for shape, c in zip(shapes, cells, strict=True) if not trial.why_not(c)]
     results = tried(*((shape.name, "raises", "-u") for shape in shapes))
@@ -122,6 +122,49 @@ def test_a_victim_of_a_killed_tee_cannot_even_say_so(tried):
     assert logging.kept == 200
 
 
+# Like one that has not had its turn when the victim has written everything, on a busy machine.
+BUSY_TEE = """
+import pathlib, shutil, sys
+record = pathlib.Path("..", "record")
+while not record.exists() or b"written" not in record.read_bytes(): pass
+for _ in range(5_000_000): pass
+with open(sys.argv[1], "wb", buffering=0) as log: shutil.copyfileobj(sys.stdin.buffer.raw, log)
+"""
+WAITING_TEE = """
+import signal, sys
+open(sys.argv[1], "w").close()
+signal.pause()
+"""
+
+
+@pytest.fixture
+def tee(tmp_path, monkeypatch):
+    """A function that puts another `tee` in front of the installed one."""
+
+    def put(code):
+        (tmp_path / "tee").write_text(f"#!{sys.executable}\n{code}")
+        (tmp_path / "tee").chmod(0o755)
+        monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+
+    return put
+
+
+@pytest.mark.parametrize("death", ["hang-up", "tee killed"])
+def test_what_is_lost_does_not_depend_on_who_had_his_turn(death, tee, tried):
+    """A tee that is behind because the machine is busy is given the time to read."""
+    tee(BUSY_TEE)
+    (result,) = tried((PIPE, death, "-u"))
+    assert (result.kept, result.survived) == (200, False)
+
+
+def test_what_tee_has_not_read_dies_with_it(tee, tried):
+    """The control: it can be lost, and then that is what the table says."""
+    tee(WAITING_TEE)
+    (result,) = tried((PIPE, "hang-up", "-u"))
+    assert losses(SHAPES[PIPE], DEATHS["hang-up"], result) == ["200 of 200 lines", "the run"]
+    assert "what tee has not read" in DEATHS["hang-up"].meaning
+
+
 def test_what_is_no_loss():
     """A trial that told nothing proves nothing, in neither direction."""
     unclear = Result(started=True, log=False, kept=0, written=200, unclear="too slow")
@@ -172,6 +215,61 @@ def test_workers_are_few_and_end():
     pids = {pid for _, pid in pool.results(range(5), own_pid, at_once=2)}
     assert 1 <= len(pids) <= 2
     assert not any(psutil.pid_exists(pid) for pid in pids)
+
+
+def told(*_):
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def once_made(real):
+    return lambda *args, **options: (real(*args, **options), told())[0]
+
+
+def before_it_is_removed(real):
+    return lambda *args, **options: (told(), real(*args, **options))[1]
+
+
+def told_once_made(_item):
+    """A trial to which SIGTERM comes the moment its directory is there, and nobody knows it yet."""
+    tempfile.mkdtemp = once_made(tempfile.mkdtemp)
+    return trial.run(Cell(EXEC, "raises", "-u"))
+
+
+def told_before_it_is_removed(_item):
+    """A trial to which SIGTERM comes when it is over, and its directory is about to be removed."""
+    shutil.rmtree = before_it_is_removed(shutil.rmtree)
+    return trial.run(Cell(EXEC, "raises", "-u"))
+
+
+def left_at_once(act):
+    """The control: what SIGTERM does if it is not put off until the trial waits."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    return act(None)
+
+
+TOLD = (told_once_made, told_before_it_is_removed)
+
+
+@pytest.mark.parametrize("act", TOLD)
+def test_sigterm_leaves_no_directory_at_any_moment(act, short_tmp):
+    with pytest.raises(pool.Broken, match="process died"):
+        list(pool.results([0], act, at_once=1))
+    assert list(short_tmp.iterdir()) == []
+    with pytest.raises(pool.Broken, match="process died"):
+        list(pool.results([act], left_at_once, at_once=1))
+    (left,) = short_tmp.iterdir()
+    shutil.rmtree(left)
+
+
+def waits_for_ever(_item):
+    told()
+    family.wait_until(pool.leave_if_told, 600)
+
+
+def test_a_trial_is_left_where_it_waits():
+    """No answer comes, and the worker ends long before what it waited for."""
+    with pytest.raises(pool.Broken, match="process died"):
+        list(pool.results([0], waits_for_ever, at_once=1))
 
 
 LONG = """

@@ -51,10 +51,15 @@ def pythons():
     for minor in range(8, 16):
         name = f"python3.{minor}"
         places = [*Path.home().glob(f".pyenv/versions/3.{minor}.*/bin/{name}"), shutil.which(name)]
-        places = [str(place) for place in places if place and minor != sys.version_info.minor]
-        if places:
-            found[name] = places[0]
+        working = [str(place) for place in places if place and runs(place)]
+        if working and minor != sys.version_info.minor:
+            found[name] = working[0]
     return found
+
+
+def runs(python):
+    """A shim of pyenv need not lead to any."""
+    return subprocess.run([python, "-c", ""], capture_output=True, timeout=60).returncode == 0
 
 
 OTHERS = pythons()

@@ -13,8 +13,9 @@ import psutil
 import pytest
 from click.testing import CliRunner
 
+from dflash.heartbeat import Event, Loop, Snapshot
 from diagnostics.cli import main
-from diagnostics.stacks import pyspy, target, tree
+from diagnostics.stacks import pyspy, run, target, tree
 from diagnostics.stacks.states import Finding, State, classify
 from diagnostics.stacks.threads import Frame, Thread
 from diagnostics.stacks.verdict import judge
@@ -182,6 +183,25 @@ def test_a_directory_without_a_heartbeat_is_unknown(tmp_path):
     answer = CliRunner().invoke(main, ["stacks", "--run", str(tmp_path)])
     assert answer.exit_code == 3
     assert "no heartbeat can be read there" in answer.output
+
+
+@pytest.mark.parametrize(
+    ("written", "titles", "lines"),
+    [
+        (45, ["its last 30 events"], 30),
+        (12, ["its last 12 events"], 12),
+        (1, ["its last event"], 1),
+        (0, [], 0),
+    ],
+)
+def test_as_many_events_are_shown_as_is_said(written, titles, lines):
+    events = tuple(Event(float(i), "target-0", f"began {i}") for i in range(written))
+    loops = (Loop("target-0", "forward", 0.0, 60.0),)
+    found = run.after_death(Snapshot(1, 1, loops, events, 100.0, 1e9))
+    assert [section.title for section in found.sections] == titles
+    shown = [line for section in found.sections for line in section.lines]
+    assert len(shown) == lines
+    assert not events or shown[-1].endswith(f"began {written - 1}")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become somebody else")

@@ -2,6 +2,7 @@
 
 from diagnostics.launch.rules import (
     buffering,
+    directories,
     hangup,
     paths,
     pids,
@@ -14,7 +15,19 @@ from diagnostics.launch.rules import (
 )
 from diagnostics.launch.rules.rule import Rule
 
-MODULES = (paths, pipes, buffering, pids, hangup, sessions, wrappers, places, programs, trainer)
+MODULES = (
+    directories,
+    paths,
+    pipes,
+    buffering,
+    pids,
+    hangup,
+    sessions,
+    wrappers,
+    places,
+    programs,
+    trainer,
+)
 RULES: dict[str, Rule] = {
     rule.code: rule
     for rule in sorted((r for module in MODULES for r in module.RULES), key=lambda r: r.code)

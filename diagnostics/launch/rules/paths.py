@@ -1,4 +1,4 @@
-"""The path of the log: whether it can be opened, and what was in it before."""
+"""The path of the log: whether it can be opened, what was in it before, and where it leads."""
 
 import os
 import re
@@ -6,96 +6,20 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from diagnostics.launch.layers import Launch, Layer
-from diagnostics.launch.rules.rule import Edit, Hit, Rule, Severity, before, behind
+from diagnostics.launch.rules.directories import directory_of
+from diagnostics.launch.rules.rule import Edit, Hit, Rule, Severity, behind
 from diagnostics.launch.shell import Span, Word
-from diagnostics.launch.streams import Log, logs
-from diagnostics.launch.whereabouts import path_in, said_directory, value_of, working_directory
+from diagnostics.launch.streams import Log, all_logs
+from diagnostics.launch.whereabouts import (
+    is_relative,
+    path_in,
+    said_path,
+    value_of,
+    working_directory,
+)
 
 FULL_BYTES = 16 << 20
 FULL_INODES = 16
-
-
-def all_logs(launch: Launch) -> Iterator[Log]:
-    """The logs of all programs that train, each once."""
-    seen = set[Span]()
-    for log in (log for chain in launch.trainers for log in logs(chain)):
-        if log.span not in seen:
-            seen.add(log.span)
-            yield log
-
-
-def directory_word(word: Word) -> Word:
-    """The word up to its last slash, or `.`: what must exist before the log can be opened."""
-    end = word.value.rfind("/")
-    if end < 0:
-        return Word(word.text.cut(0, 0), before(word.span))
-    text = word.text.cut(0, max(end, 1))
-    covered = text.span()
-    inside = tuple(e for e in word.expansions if covered.covers(e.span))
-    return Word(text, covered, inside, word.quoted)
-
-
-def directory_of(word: Word, layer: Layer) -> Path | None:
-    """The log's directory as seen from here; None if that cannot be known."""
-    directory = directory_word(word)
-    if not directory.value:
-        return working_directory(layer, layer.place)
-    return path_in(directory, layer)
-
-
-def _made(word: Word, layer: Layer) -> bool:
-    """Whether a `mkdir` in front, here or in a shell around, makes the directory."""
-    wanted = directory_word(word)
-    known = layer.values()
-    target = value_of(wanted, known) or wanted.value
-    for each in (*layer.shell.opened_by, layer):
-        for pipeline in each.shell.script.before(each.pipeline) if each.own else ():
-            command = pipeline.commands[0]
-            if command.argv[:1] == ["mkdir"]:
-                then = each.shell.values(pipeline)
-                made = [value_of(w, then) or w.value for w in command.words[1:]]
-                if any(Path(target) in (Path(m), *Path(m).parents) for m in made):
-                    return True
-    return False
-
-
-def _missing(launch: Launch, writer: str) -> Iterator[Hit]:
-    for log in all_logs(launch):
-        if log.word is None or (log.writer == "tee") != (writer == "tee"):
-            continue
-        directory = directory_of(log.word, log.layer)
-        if _made(log.word, log.layer):
-            continue
-        if directory is None:
-            yield _cannot_check(log.word, log.layer)
-        elif not directory.is_dir():
-            pipeline = log.layer.pipeline
-            then = "; " if pipeline.background else " && "  # `a && b & echo $!` is another process
-            make = f"mkdir -p {directory_word(log.word).span.text}{then}"
-            yield Hit(
-                directory_word(log.word).span,
-                f"there is no directory {directory}",
-                edits=(Edit(before(pipeline.span), make),),
-            )
-
-
-def _cannot_check(word: Word, layer: Layer) -> Hit:
-    unwritten = value_of(directory_word(word), layer.values()) is None
-    shown = directory_word(word).value or said_directory(layer) or "the directory it starts in"
-    if unwritten and layer.place.here:
-        what = f"the value of {shown} is not written in the launch"
-        return Hit(word.span, what, instead=f"put in front: mkdir -p {shown}", unknown=True)
-    what = f"{shown} on {layer.place} cannot be looked at from here"
-    test = f"test -w {shown} && df -h {shown}" if " " not in shown else "pwd; df -h ."
-    return Hit(word.span, what, instead=f"type there: {test}", unknown=True)
-
-
-def _missing_for_redirect(launch: Launch) -> Iterator[Hit]:
-    return _missing(launch, "redirect")
-
-
-def _missing_for_tee(launch: Launch) -> Iterator[Hit]:
-    return _missing(launch, "tee")
 
 
 def _existing(launch: Launch) -> Iterator[tuple[Log, Word, Path]]:
@@ -163,15 +87,15 @@ def _relative(launch: Launch) -> Iterator[Hit]:
     for log in all_logs(launch):
         if log.word is None or log.layer.shell.kind == "command line":
             continue
-        value = value_of(log.word, log.layer.values()) or log.word.value
-        if value.startswith(("/", "~", "$")) or said_directory(log.layer):
+        said, path = said_path(log.word, log.layer), path_in(log.word, log.layer)
+        if not is_relative(said):
             continue
         directory = working_directory(log.layer, log.layer.place)
-        absolute = f"{directory}/{value}" if directory else ""
+        absolute = str(path) if directory and directory.is_dir() else ""
         safe = re.fullmatch(r"[\w./-]+", absolute) and log.layer.shell.kind != "file"
         yield Hit(
             log.word.span,
-            f"{value} lands in {_where(log.layer)}",
+            f"{said} lands in {_where(log.layer)}",
             edits=(Edit(log.word.span, absolute),) if safe else (),
         )
 
@@ -183,20 +107,6 @@ def _where(layer: Layer) -> str:
 
 
 RULES = (
-    Rule(
-        "DL001",
-        "the log's directory does not exist",
-        Severity.RUN,
-        "The shell opens the log before it starts anything: without the directory the trainer"
-        " never starts, and inside a detached tmux nobody sees the message.",
-        "tmux new-session -d -s train \\\n"
-        "  'python -u train.py >> /no-such-directory/train.log 2>&1' \\; set remain-on-exit on",
-        "tmux new-session -d -s train \\\n"
-        "  'mkdir -p /tmp/runs && exec python -u train.py >> /tmp/runs/train.log 2>&1' \\;"
-        " set remain-on-exit on",
-        "something makes the directory before the launch.",
-        _missing_for_redirect,
-    ),
     Rule(
         "DL002",
         "the log cannot be written",
@@ -241,17 +151,5 @@ RULES = (
         "ssh host 'exec python -u train.py >> /workspace/train.log 2>&1'",
         "the launch is always typed in the same directory.",
         _relative,
-    ),
-    Rule(
-        "DL006",
-        "tee writes into a directory that does not exist",
-        Severity.LOG,
-        "tee complains once on the terminal and passes everything on: the trainer runs, without"
-        " any log.",
-        "set -o pipefail; python -u train.py 2>&1 | tee -a /no-such-directory/train.log",
-        "mkdir -p /tmp/runs && set -o pipefail;"
-        " python -u train.py 2>&1 | tee -a /tmp/runs/train.log",
-        "something makes the directory before the launch.",
-        _missing_for_tee,
     ),
 )

@@ -9,7 +9,7 @@ from diagnostics.launch.parse import parse
 from diagnostics.launch.rules.rule import Edit, Hit, Rule, Severity, before
 from diagnostics.launch.shell import Pipeline, Span, Word
 from diagnostics.launch.streams import logs, streams
-from diagnostics.launch.whereabouts import path_in, value_of
+from diagnostics.launch.whereabouts import path_in, said_path, value_of
 from diagnostics.launch.wrappers import SHELLS, basename, split_options
 
 ENTERS = {"cd", "source", ".", "export", "conda", "mamba", "module", "set", "ulimit", "umask"}
@@ -197,9 +197,10 @@ def _other_copy(launch: Launch) -> Iterator[Hit]:
 def _unseen(word: Word, layer: Layer, exists: bool) -> Hit:
     also = "; a file of that name is on this machine too, and is not what runs" if exists else ""
     what = f"what {word.value} on {layer.place} says cannot be seen from here{also}"
-    ask = f"type there, and where you edit it: sha256sum {word.value}"
+    said = said_path(word, layer)
+    ask = f"type there, and where you edit it: sha256sum {said}"
     if layer.handed is not None:
-        ask += f"; and there: dflash-diag launch-check {word.value}"
+        ask += f"; and there: dflash-diag launch-check {said}"
     return Hit(word.span, what, instead=ask, unknown=True)
 
 

@@ -9,7 +9,7 @@ from diagnostics.launch.layers import Launch, Layer, Shell
 from diagnostics.launch.rules.places import programs
 from diagnostics.launch.rules.rule import Hit, Rule, Severity
 from diagnostics.launch.shell import Span, Word
-from diagnostics.launch.whereabouts import path_in, value_of
+from diagnostics.launch.whereabouts import may_be_made, path_in, said_path, value_of
 
 CHANGES_PATH = {"source", ".", "conda", "mamba", "module", "eval", "pyenv", "spack"}
 HOOKS = ("conda.sh", "shell.bash hook", "shell hook", "source activate", ".bashrc", "micromamba")
@@ -22,7 +22,7 @@ def _missing(launch: Launch) -> Iterator[Hit]:
         path = path_in(word, layer)
         if layer.name in {"source", "."} and "/" not in word.value:
             continue  # it is searched for in PATH
-        if word.span in seen or (path and (path.exists() or _made_later(word, layer))):
+        if word.span in seen or (path and (path.exists() or may_be_made(layer, layer.pipeline))):
             continue
         seen.add(word.span)
         if path is None:
@@ -42,8 +42,12 @@ def _missing(launch: Launch) -> Iterator[Hit]:
 def _unknown(word: Word, layer: Layer) -> Iterator[Hit]:
     """On another machine it is DL029 that says so."""
     if layer.place.here:
+        said = said_path(word, layer)
         what = f"where {word.value} is looked for is not said in the launch"
         ask = "name it by its whole path"
+        if said.startswith("/"):
+            what = f"you may not look whether there is a {said}"
+            ask = f"as the user who may: ls -l {said}"
         yield Hit(word.span, what, instead=ask, unknown=True)
 
 
@@ -70,14 +74,6 @@ def _not_executable(launch: Launch) -> Iterator[Hit]:
             ask = f"chmod +x {word.span.text}"
             why = "The launch ends with `Permission denied`, where perhaps nobody looks."
             yield Hit(word.span, f"{path} is not executable", why=why, instead=ask)
-
-
-def _made_later(word: Word, layer: Layer) -> bool:
-    """Whether the launch itself makes a virtual environment, a clone or a copy first."""
-    earlier = layer.shell.script.before(layer.pipeline)
-    makers = {"git", "cp", "rsync", "scp", "wget", "curl", "tar", "unzip", "ln", "uv"}
-    argvs = [p.commands[0].argv for p in earlier]
-    return any(argv and (argv[0] in makers or "venv" in argv) for argv in argvs)
 
 
 def _interpreters(launch: Launch) -> Iterator[tuple[Word, Layer]]:

@@ -9,7 +9,7 @@ from itertools import pairwise
 from diagnostics.launch.layers import Launch, Layer
 from diagnostics.launch.rules.rule import Hit, Rule, Severity
 from diagnostics.launch.shell import Word
-from diagnostics.launch.whereabouts import path_in, value_of
+from diagnostics.launch.whereabouts import path_in, said_path, value_of
 
 ANSWER_S = 30.0
 USAGE = 2
@@ -42,7 +42,7 @@ def _missing(words: Sequence[Word], layer: Layer) -> Iterator[Hit]:
         path = path_in(word, layer)
         if path is None:
             what = f"whether {flag.value} {word.value} exists there cannot be seen from here"
-            ask = f"test -e {word.value} && echo there"
+            ask = f"test -e {said_path(word, layer)} && echo there"
             yield Hit(word.span, what, instead=ask, unknown=True)
         elif not path.exists():
             yield Hit(word.span, f"{flag.value}: there is no {path}", instead="a path that exists")
@@ -65,14 +65,21 @@ def _wrong_options(words: Sequence[Word], layer: Layer) -> Iterator[Hit]:
         if file is None or not file.is_file():
             return  # `_missing` has said so
         asked[where] = str(file)
-    command = [sys.executable, "-m", "dflash", "config", *asked]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=ANSWER_S)
-    except (OSError, subprocess.TimeoutExpired):
-        return
-    if done.returncode == USAGE:
-        said = done.stderr.partition("Error: ")[2].strip().splitlines() or ["it is refused"]
+    answer = _answer([sys.executable, "-m", "dflash", "config", *asked])
+    if answer is None or answer.returncode not in (0, USAGE):
+        what = "dflash config gave no answer about these options"
+        yield Hit(words[0].span, what, instead="dflash config with the same options", unknown=True)
+    elif answer.returncode == USAGE:
+        said = answer.stderr.partition("Error: ")[2].strip().splitlines() or ["it is refused"]
         yield Hit(_blamed(words, said[0]).span, said[0], instead=" ".join(said[1:]))
+
+
+def _answer(command: list[str]) -> subprocess.CompletedProcess[str] | None:
+    """None if there is none in time."""
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=ANSWER_S)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
 
 
 def _blamed(words: Sequence[Word], said: str) -> Word:
