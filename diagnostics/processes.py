@@ -128,7 +128,7 @@ class Table:
 
 def look() -> Table:
     """Read every process now."""
-    began_s, boot_s = time.time(), psutil.boot_time()
+    began_s, boot_s = time.time(), booted_s()
     found = [p for pid in _pids() if (p := _read(pid, boot_s)) is not None]
     me = os.getpid()
     seen = next((process for process in found if process.pid == me), None)
@@ -174,6 +174,18 @@ def _hides_others() -> bool:
     lines = Path("/proc/mounts").read_text().splitlines()
     options = [line.split()[3] for line in lines if line.split()[1] == "/proc"]
     return bool(options) and re.search(r"hidepid=([1-9]|[a-z])", options[-1]) is not None
+
+
+def booted_s() -> float:
+    """When this kernel booted, since the epoch; psutil has it in whole seconds only."""
+    return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def started_s(pid: int) -> float:
+    """The clock tick in which a process started, since the epoch. Raises ProcessLookupError."""
+    if not (fields := onsite.stat(pid)):
+        raise ProcessLookupError(pid)
+    return booted_s() + int(fields[19]) / TICKS_PER_S
 
 
 def _pids() -> list[int]:

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from diagnostics.deploy import places
-from diagnostics.deploy.compare import judge
+from diagnostics.deploy.compare import judge, when
 from diagnostics.deploy.places import Unreachable
 from diagnostics.deploy.process import running
 from diagnostics.processes import duration
@@ -19,6 +19,7 @@ from diagnostics.verdict import EXIT_CODES, Status, Verdict
 FIRST_LINE = re.compile(r"\bdflash \S+ \| git [^|]+ \| code ([0-9a-f]{12}) \|")
 FILE = click.Path(path_type=Path, dir_okay=False)
 NAME = "MODULE:NAME"
+SHOWN = 3  # of the files that changed
 
 
 @click.group("deploy-check", epilog=EXIT_CODES)
@@ -166,7 +167,7 @@ def _with_process(verdict: Verdict, found: Any, place: dict[str, Any]) -> Verdic
         "git there": git_state(Path(place["directory"])),
         **place["bytecode"],
         "directory": f"{found.directory}: {found.source}",
-        **{path: said for path, said in changed.items() if path not in verdict.evidence},
+        **({"changed later": _changed(changed)} if changed else {}),
         **({"other copies": ", ".join(others)} if others else {}),
     }
     summary, status, code = verdict.summary, verdict.status, verdict.code
@@ -176,6 +177,13 @@ def _with_process(verdict: Verdict, found: Any, place: dict[str, Any]) -> Verdic
     if others:
         summary += f"; {len(others)} other cop{'y' if len(others) == 1 else 'ies'} on its path"
     return Verdict(status, code, summary, evidence, verdict.remedy)
+
+
+def _changed(changed: list[tuple[float, str]]) -> str:
+    """How many files, and the newest of them."""
+    newest = [f"{path} {when(time_s)}" for time_s, path in changed[: -SHOWN - 1 : -1]]
+    more = ", ..." if len(changed) > SHOWN else ""
+    return f"{len(changed)} file(s), after the process started: {', '.join(newest)}{more}"
 
 
 def _read(manifest: Path) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,8 +10,8 @@ from typing import Any
 import psutil
 
 from diagnostics.deploy import places
-from diagnostics.deploy.compare import when
 from diagnostics.deploy.places import Unreachable
+from diagnostics.processes import TICKS_PER_S, started_s
 
 
 @dataclass(frozen=True)
@@ -35,35 +35,39 @@ class Running:
         """What lies there now. Raises Unreachable."""
         return places.here(self.directory, names, root=self.root)
 
-    def changed_since_start(self, files: dict[str, Any]) -> dict[str, str]:
-        """Files that are newer than the process: it may have read what stood there before."""
-        return {
-            path: f"changed {when(file['mtime'])}, after the process started"
-            for path, file in files.items()
-            if file["mtime"] > self.started_s
-        }
+    def changed_since_start(self, files: Iterable[str]) -> list[tuple[float, str]]:
+        """(when, file) of those that changed later: it may have read what stood there before.
+
+        By the time of the last change of the inode, which a copy that keeps its times does not
+        hide.
+        """
+        folder = f"{self.root}{self.directory}"
+        # It started within a clock tick, and no Python has read a package by the end of that.
+        began_s = self.started_s + 1 / TICKS_PER_S
+        changes = ((os.stat(f"{folder}/{path}").st_ctime, path) for path in files)
+        return sorted(change for change in changes if change[0] > began_s)
 
 
 def running(pid: int, package: str) -> Running:
     """Where the process takes the package from. Raises Unreachable."""
     try:
         process = psutil.Process(pid)
-        started_s, cwd = process.create_time(), process.cwd()
+        began_s, cwd = started_s(pid), process.cwd()
         command, environment = process.cmdline(), process.environ()
-    except psutil.NoSuchProcess as error:
+    except (psutil.NoSuchProcess, ProcessLookupError) as error:
         raise Unreachable(f"there is no process {pid}") from error
     except (psutil.AccessDenied, PermissionError) as error:
         raise Unreachable(f"process {pid} cannot be read", "Run this as root.") from error
     root = Path(f"/proc/{pid}/root")
     copies = tuple(dict.fromkeys(_copies(root, package, cwd, command, environment)))
     if run := _own_manifest(pid):
-        return Running(pid, root, run, "it said so in its log", started_s, copies)
+        return Running(pid, root, run, "it said so in its log", began_s, copies)
     if not copies:
         raise Unreachable(
             f"process {pid} has no directory {package} on what can be known of its path",
             f"Name it: deploy-check verify MANIFEST DIRECTORY --root /proc/{pid}/root",
         )
-    return Running(pid, root, copies[0], "first on its path", started_s, copies)
+    return Running(pid, root, copies[0], "first on its path", began_s, copies)
 
 
 def _own_manifest(pid: int) -> str | None:

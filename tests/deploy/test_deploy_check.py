@@ -229,8 +229,6 @@ def runs(tmp_path):
 
 def test_a_process_that_runs_the_right_files(right, manifest, runs):
     pid = runs(right.parent)
-    for path in right.iterdir():
-        os.utime(path, (0, 0))
     told = verdict("process", manifest, pid, "--package", "trainer", "--expect", NAME)
     assert (told["code"], told["exit"]) == ("same-code", 0), told
 
@@ -244,11 +242,26 @@ def test_a_process_that_runs_the_wrong_copy(right, manifest, runs, tmp_path):
 
 
 def test_files_that_changed_after_the_start_prove_nothing(right, manifest, runs):
+    """Even where the copy keeps the times of what it was copied from."""
     pid = runs(right.parent)
-    os.utime(right / "compile.py", (2**32, 2**32))
+    before = (right / "compile.py").stat()
+    text = (right / "compile.py").read_bytes()
+    (right / "compile.py").unlink()
+    (right / "compile.py").write_bytes(text)
+    os.utime(right / "compile.py", ns=(before.st_atime_ns, before.st_mtime_ns))
     told = verdict("process", manifest, pid, "--package", "trainer")
     assert (told["code"], told["exit"]) == ("changed-since-start", 3)
-    assert "after the process started" in told["evidence"]["compile.py"]
+    said = told["evidence"]["changed later"]
+    assert said.startswith("1 file(s), after the process started: compile.py 20")
+
+
+def test_many_files_that_changed_are_counted_and_the_newest_named(right, manifest, runs):
+    pid = runs(right.parent)
+    for path in right.iterdir():
+        path.touch()
+    told = verdict("process", manifest, pid, "--package", "trainer")
+    count = len(list(right.iterdir()))
+    assert told["evidence"]["changed later"].startswith(f"{count} file(s)")
 
 
 def test_a_manifest_is_never_overwritten_nor_guessed(right, manifest, tmp_path):
