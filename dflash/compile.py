@@ -108,6 +108,18 @@ def backward_on_this_thread() -> Iterator[None]:
         yield
 
 
+def let_backwards_run_twice() -> None:
+    """From now on, what this thread compiles keeps all that a second backward needs.
+
+    A compiled backward may overwrite what its forward saved. That it must not is noticed where the
+    first backward retains its graph, but not where the code comes from a cache that a run without
+    that has filled: then it is an error, and with the setting alone the overwriting code could be
+    taken. Hence a key of its own in the caches as well. Every backward reads the setting: it stays.
+    """
+    torch._functorch.config.donated_buffer = False
+    torch.compiler.config.cache_key_tag = "backwards run twice"
+
+
 class LateCompile(DflashError):
     """Something would be compiled after the start, while other threads run."""
 

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dflash.batches import Batch, TargetFeatures
-from dflash.compile import Seal, compiled_for_this_thread
+from dflash.compile import Seal, compiled_for_this_thread, let_backwards_run_twice
 from dflash.config import TrainConfig
 from dflash.cuda_graphs import GraphedPasses
 from dflash.drafter import Drafter
@@ -65,6 +65,8 @@ class ForwardBackward:
 
     def _compile(self, shapes: ShapePolicy, backend: str) -> None:
         """Passes for each length of the context: each code object meets one size only."""
+        if self.gradients.cap is not None:
+            let_backwards_run_twice()
 
         def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
             return compiled_for_this_thread(function, self.seal.backend(backend))

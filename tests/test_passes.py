@@ -2,16 +2,20 @@
 
 import pytest
 import torch
+from torch._inductor.utils import fresh_cache
 
 from dflash.asked import AskedSlots
 from dflash.batches import TargetFeatures
 from dflash.drafter import autocast, build_drafter
 from dflash.forward_backward import ForwardBackward
 from dflash.losses import Objective, block_losses
+from dflash.shapes import ShapePolicy
 from dflash.target import FrozenHead
 
 CPU, HALF = torch.device("cpu"), torch.bfloat16
 CE = Objective(0.0, 1.0, 0.0)
+SHAPES = ShapePolicy((128,), 32, 4)
+CONFIGS = [(torch._functorch.config, "donated_buffer"), (torch.compiler.config, "cache_key_tag")]
 
 
 @pytest.fixture
@@ -76,3 +80,44 @@ def test_many_micro_batches_add_up_in_float32(case):
 
     for first, total in zip(after(1), after(300), strict=True):
         torch.testing.assert_close(total, 300 * first, rtol=1e-3, atol=1e-5)
+
+
+@pytest.fixture
+def sometimes_right(train_config, drafter_shape, make_batch):
+    """(make a compiled or eager run with so much CAP, features) over a vocabulary of 4."""
+    shape = drafter_shape(num_layers=2, vocab_size=4, mask_token_id=3)
+    random = torch.Generator().manual_seed(0)
+    table_VD = torch.randn(4, shape.hidden_size, generator=random)
+    batch = make_batch([30, 9, 41], block_size=shape.block_size, vocab_size=4)
+    features_TF = torch.randn(len(batch.tokens_T), 2 * shape.hidden_size, generator=random)
+
+    def make(cap_lambda, shapes=None):
+        drafter = build_drafter(shape, seed=1, device=CPU)
+        config = train_config(objective={"cap-lambda": cap_lambda})
+        # An untrained drafter says what is put in, the mask token: read as a token that occurs.
+        head = FrozenHead(table_VD, table_VD.roll(1, 0))
+        return ForwardBackward(drafter, head, config, torch.float32, shapes, "inductor")
+
+    return make, TargetFeatures(batch, features_TF, None)
+
+
+def test_cap_is_right_where_a_run_without_it_has_filled_the_compile_cache(
+    sometimes_right, monkeypatch
+):
+    """Two backwards over one forward, whose code may come from a run with a single one."""
+    make, features = sometimes_right
+    for config, name in CONFIGS:
+        monkeypatch.setattr(config, name, getattr(config, name))  # to be put back
+    with fresh_cache():
+        make(0.0, SHAPES).warm_up(features, lambda _phase: None)
+        torch._dynamo.reset()
+        compiled = make(0.5, SHAPES)
+        compiled.warm_up(features, lambda _phase: None)
+        got = compiled.start_step()
+        compiled(features, 0.0)
+    eager = make(0.5)
+    expected = eager.start_step()
+    eager(features, 0.0)
+    assert min(gradient.norm() for gradient in expected.cap) > 0
+    torch.testing.assert_close(got.main, expected.main, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(got.cap, expected.cap, rtol=1e-4, atol=1e-5)
