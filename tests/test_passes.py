@@ -15,7 +15,6 @@ from dflash.target import FrozenHead
 CPU, HALF = torch.device("cpu"), torch.bfloat16
 CE = Objective(0.0, 1.0, 0.0)
 SHAPES = ShapePolicy((128,), 32, 4)
-CONFIGS = [(torch._functorch.config, "donated_buffer"), (torch.compiler.config, "cache_key_tag")]
 
 
 @pytest.fixture
@@ -101,14 +100,14 @@ def sometimes_right(train_config, drafter_shape, make_batch):
     return make, TargetFeatures(batch, features_TF, None)
 
 
-def test_cap_is_right_where_a_run_without_it_has_filled_the_compile_cache(
-    sometimes_right, monkeypatch
-):
+def test_cap_is_right_where_a_run_without_it_has_filled_the_compile_cache(sometimes_right):
     """Two backwards over one forward, whose code may come from a run with a single one."""
     make, features = sometimes_right
-    for config, name in CONFIGS:
-        monkeypatch.setattr(config, name, getattr(config, name))  # to be put back
-    with fresh_cache():
+    with (
+        fresh_cache(),
+        torch._functorch.config.patch(donated_buffer=True),  # put back afterwards
+        torch.compiler.config.patch(cache_key_tag=""),
+    ):
         make(0.0, SHAPES).warm_up(features, lambda _phase: None)
         torch._dynamo.reset()
         compiled = make(0.5, SHAPES)
