@@ -97,6 +97,7 @@ class SectionOption(click.Option):
             type=click.Choice(about.choices) if about.choices else _NUMBERS.get(field.type),
             metavar=about.unit and about.unit.upper().replace(" ", "-"),
             help=about.help + _default_note(field),
+            default=None,  # not given: a flag's would be off, and override the file
         )
         self.section = section
         self.title = title

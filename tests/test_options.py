@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from dflash.cli import main
 from dflash.config import SECTIONS, TrainConfig
 from dflash.errors import Exit
-from dflash.fields import flag_of
+from dflash.fields import flag_of, key_of
 
 REQUIRED = "--target-model target --data-dir data --output-dir out"
 
@@ -205,6 +205,31 @@ def test_the_command_line_overrides_the_file_and_the_file_the_default(tmp_path):
     assert config.model.block_size == 4
     assert config.objective.gamma == 4.0
     assert config.objective.use_soft_labels is False
+
+
+FLAGS = [
+    (section, key_of(field.name))
+    for section, cls in SECTIONS.items()
+    for field in dataclasses.fields(cls)
+    if field.type is bool
+]
+
+
+@pytest.mark.parametrize("value", [True, False])
+@pytest.mark.parametrize(("section", "flag"), FLAGS)
+def test_a_flag_that_is_not_given_leaves_the_files(tmp_path, section, flag, value):
+    path = tmp_path / "run.toml"
+    path.write_text(f"[{section}]\n{flag} = {str(value).lower()}\n")
+    config = read(resolve(f"{REQUIRED} --config {path}"), tmp_path)
+    assert getattr(getattr(config, section), flag.replace("-", "_")) is value
+
+
+def test_what_a_run_writes_down_is_what_it_reads(tmp_path):
+    given = "--use-soft-labels --cap-lambda 0.2 --sliding-window 64 --late-compile allow"
+    config = read(resolve(f"{REQUIRED} {given}"), tmp_path)
+    path = tmp_path / "run.toml"
+    path.write_text(config.to_toml())
+    assert read(resolve(f"--config {path}"), tmp_path) == config
     assert config.model.num_draft_layers == 5
 
 
