@@ -15,6 +15,8 @@ from diagnostics.stacks.proc import look
 from diagnostics.stacks.threads import Frame, Kernel, Thread
 
 OVERRIDE = "DFLASH_PY_SPY"
+LOOKS = 3
+"""Without stopping the process a look may meet memory that is just being changed."""
 
 
 class Refused(Exception):
@@ -52,13 +54,22 @@ def dump(pid: int, *, native: bool = False, timeout_s: float = 20.0) -> list[Thr
     """
     command = [str(program()), "dump", "--json", "--pid", str(pid)]
     command += ["--native"] if native else ["--nonblocking", "--locals"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s)
-    except subprocess.TimeoutExpired:
-        raise Refused(f"py-spy gave no answer about process {pid} within {timeout_s:g} s") from None
-    if done.returncode:
-        raise Refused(*_why(pid, done.stderr))
-    return [thread(dumped) for dumped in json.loads(done.stdout)]
+    for _ in range(1 if native else LOOKS):
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            said = f"py-spy gave no answer about process {pid} within {timeout_s:g} s"
+            raise Refused(said) from None
+        if done.returncode == 0:
+            return [thread(dumped) for dumped in json.loads(done.stdout)]
+        if _is_final(pid, done.stderr):
+            break
+    raise Refused(*_why(pid, done.stderr))
+
+
+def _is_final(pid: int, said: str) -> bool:
+    """Whether another look would end alike. What a running process changes meanwhile passes."""
+    return "ermission" in said or "EPERM" in said or not Path(f"/proc/{pid}").exists()
 
 
 def program() -> Path:
@@ -92,7 +103,7 @@ def _why(pid: int, said: str) -> tuple[str, str]:
     if not Path(f"/proc/{pid}").exists():
         return f"there is no process {pid}", ""
     remedy = ""
-    if "ermission" in last or "EPERM" in last:
+    if _is_final(pid, last):
         remedy = (
             "Run this as the same user or as root; in a container it needs the capability "
             "SYS_PTRACE (docker run --cap-add SYS_PTRACE); elsewhere see "

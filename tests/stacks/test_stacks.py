@@ -88,6 +88,42 @@ def test_there_is_no_such_process():
     assert f"there is no process {child.pid}" in answer.output
 
 
+@pytest.fixture
+def failing(monkeypatch, tmp_path):
+    """A function that puts a py-spy in place that fails so often, with these words; and a count."""
+    looks = tmp_path / "looks"
+    looks.touch()
+
+    def put(times, words):
+        path = tmp_path / "py-spy"
+        path.write_text(
+            f"#!/bin/sh\necho >> {looks}\n"
+            f'if [ $(wc -l < {looks}) -le {times} ]; then echo "{words}" >&2; exit 1; fi\n'
+            f'exec {pyspy.program()} "$@"\n'
+        )
+        path.chmod(0o755)
+        monkeypatch.setenv("DFLASH_PY_SPY", str(path))
+        return lambda: len(looks.read_text())
+
+    return put
+
+
+def test_a_look_that_met_changing_memory_is_taken_again(failing):
+    count = failing(2, "Error: Failed to find a python interpreter in the .data section")
+    assert any(thread.name == "MainThread" for thread in pyspy.dump(os.getpid()))
+    assert count() == 3
+
+
+@pytest.mark.parametrize(
+    ("words", "looks"), [("Error: Permission Denied", 1), ("Error: something else", 3)]
+)
+def test_a_refusal_is_final_and_other_failures_are_after_three_looks(failing, words, looks):
+    count = failing(9, words)
+    with pytest.raises(pyspy.Refused, match=words):
+        pyspy.dump(os.getpid())
+    assert count() == looks
+
+
 def test_py_spy_that_is_not_there_is_an_answer(monkeypatch, tmp_path):
     monkeypatch.setenv("DFLASH_PY_SPY", str(tmp_path / "py-spy"))
     answer = CliRunner().invoke(main, ["stacks", str(os.getpid()), "--json"])
