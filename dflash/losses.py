@@ -124,18 +124,15 @@ def block_losses(
         slope_CV, cap_CV, parts_C3, correct_C = losses(
             logits_CV, chunk.label_C, teacher_UV, chunk.rank_C, objective
         )
-        chunk.put(main_PD, slope_CV @ head_VD)
+        chunk.put(main_PD, slope_CV @ head_VD, chunk.weight_C)
         if cap_PD is not None:
             assert cap_CV is not None
-            chunk.put(cap_PD, cap_CV @ head_VD)
+            # Which slots are right is taken as a constant.
+            chunk.put(cap_PD, cap_CV @ head_VD, chunk.weight_C * correct_C)
         parts_S3[chunk.part] = parts_C3[: chunk.count]
         correct_S[chunk.part] = correct_C[: chunk.count]
     weight_S = asked.weight_S.to(parts_S3.dtype)
-    # Which slots are right is taken as a constant.
     correct_weight_S = weight_S * correct_S
-    _weigh(main_PD, asked.slot_S, weight_S)
-    if cap_PD is not None:
-        _weigh(cap_PD, asked.slot_S, correct_weight_S)
     ce_S, kl_S, entropy_S = parts_S3.unbind(1)
     parts = (
         weight_S,
@@ -188,14 +185,6 @@ def chunk_losses(
     return slope_CV.to(dtype), cap_CV, parts_C3, logits_CV.argmax(-1) == label_C
 
 
-def _weigh(grad_PD: Tensor, slot_S: Tensor, weight_S: Tensor) -> None:
-    """Multiply each asked slot's gradient by its weight, in place; the others are 0."""
-    weight_P = torch.zeros_like(grad_PD[:, 0], dtype=weight_S.dtype).index_copy_(
-        0, slot_S, weight_S
-    )
-    grad_PD *= weight_P[:, None]
-
-
 @dataclass(frozen=True)
 class _Chunk:
     """`count` asked slots; behind them, where all chunks have one size, the first of all again, to
@@ -207,12 +196,15 @@ class _Chunk:
     rows: int
     slot_C: Tensor
     label_C: Tensor
+    weight_C: Tensor
     row_U: Tensor
     rank_C: Tensor
 
     @classmethod
     def of(cls, asked: AskedSlots, part: slice, size: int | None) -> "_Chunk":
-        slot_C, label_C = asked.slot_S[part], asked.label_S[part]
+        slot_C, label_C, weight_C = (
+            each_S[part] for each_S in (asked.slot_S, asked.label_S, asked.weight_S)
+        )
         rows = asked.rows(part)
         count = len(slot_C)
         missing = 0 if size is None else size - count
@@ -222,6 +214,7 @@ class _Chunk:
             rows.stop - rows.start if size is None else size,
             torch.cat([slot_C, asked.slot_S[:1].expand(missing)]),
             F.pad(label_C, (0, missing)),
+            F.pad(weight_C, (0, missing)),
             asked.row_U[rows],
             F.pad(asked.rank_S[part] - rows.start, (0, missing)),
         )
@@ -232,10 +225,10 @@ class _Chunk:
         torch.mm(rows_UD, head_VD.T, out=logits_UV[: len(rows_UD)])
         return logits_UV
 
-    def put(self, into_PD: Tensor, gradient_CD: Tensor) -> None:
-        into_PD.index_copy_(
-            0, self.slot_C[: self.count], gradient_CD[: self.count].to(into_PD.dtype)
-        )
+    def put(self, into_PD: Tensor, gradient_CD: Tensor, weight_C: Tensor) -> None:
+        """Weigh the gradients of these slots, and put them where they belong."""
+        weighed_CD = (gradient_CD * weight_C[:, None])[: self.count]
+        into_PD.index_copy_(0, self.slot_C[: self.count], weighed_CD.to(into_PD.dtype))
 
 
 def _chunks(
