@@ -22,12 +22,18 @@ def summing(devices: Sequence[torch.device], exchange: Exchange[Any]) -> Summing
     """How replicas on these devices sum their gradients, with the reason in the log."""
     if len(devices) == 1:
         return lambda _rank, parts: parts[0]
-    gpus = {device for device in devices if device.type == "cuda"}
-    if len(gpus) == len(devices) and nccl.is_available([torch.empty(1, device=d) for d in devices]):
+    if have_gpus_of_their_own(devices) and nccl.is_available(
+        [torch.empty(1, device=d) for d in devices]
+    ):
         log.info("gradients: summed by NCCL %s", ".".join(map(str, nccl.version())))
         return AllReduce(devices, exchange)
     log.info("gradients: summed by copies, not every drafter has a GPU of its own")
     return Copies(devices, exchange)
+
+
+def have_gpus_of_their_own(devices: Sequence[torch.device]) -> bool:
+    """Whether each replica has a GPU, and shares it with no other."""
+    return len({device for device in devices if device.type == "cuda"}) == len(devices)
 
 
 class Copies:

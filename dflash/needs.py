@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from dflash.all_reduce import have_gpus_of_their_own
 from dflash.target import Target
 from dflash.trainer import Run
 
@@ -71,10 +72,9 @@ def _known_parts(
 
 def _accumulators(run: Run) -> int:
     """Float32 gradients that a drafter holds: each part's own, and their sum over the replicas."""
-    devices = run.config.devices.drafter_gpus
-    in_place = len(set(devices)) == len(devices) and not run.config.devices.all_cpu
+    devices = [torch.device(name) for name in run.config.devices.drafter_gpus]
     parts = 1 + (run.config.objective.cap_lambda > 0)
-    return parts if in_place or len(devices) == 1 else 2 * parts
+    return parts if len(devices) == 1 or have_gpus_of_their_own(devices) else 2 * parts
 
 
 def _weights(target: Target) -> int:
