@@ -19,7 +19,6 @@ from diagnostics.launch import tmux_session
 from diagnostics.redact import redact
 
 CSH_LOG = "1"  # where csh writes `> train.log 2>&1`
-CLOCK_S = 1.0  # /proc counts from a boot time in whole seconds
 
 
 @dataclass(frozen=True)
@@ -92,8 +91,10 @@ class Remains:
     @cached_property
     def ours(self) -> list[Process]:
         """Those that may have been started by the launch."""
-        since = self.since
-        return [p for p in self.processes if since is None or p.started_s >= since - CLOCK_S]
+        if self.since is None:
+            return list(self.processes)
+        tick_s = 1 / processes.TICKS_PER_S  # a start is known to a clock tick
+        return [p for p in self.processes if p.started_s >= self.since - tick_s]
 
     @cached_property
     def earlier(self) -> list[Process]:
@@ -164,7 +165,7 @@ def _process(
     return Process(
         process.pid,
         redact(" ".join(" ".join([os.path.basename(words[0]), *words[1:]]).split())),
-        process.create_time(),
+        processes.started_s(process.pid),
         outputs,
         os.readlink(f"/proc/{process.pid}/ns/mnt"),
         _is_leaderless(process, words),
