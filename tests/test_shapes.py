@@ -147,7 +147,7 @@ def test_replays_are_the_same_bits(case):
             compiled = make(ShapePolicy((128,), 32, 4), "inductor", "cuda", graphs)
             compiled.warm_up(features.received(CUDA), lambda _phase: None)
             results.append(sums_and_gradients(compiled, features, "cuda"))
-    torch.testing.assert_close(*results, rtol=0, atol=0)
+        torch.testing.assert_close(*results, rtol=0, atol=0)
 
 
 @pytest.mark.gpu

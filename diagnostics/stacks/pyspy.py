@@ -52,8 +52,8 @@ def dump(pid: int, *, native: bool = False, timeout_s: float = 20.0) -> list[Thr
     With `native`, C frames are shown as well; for that py-spy stops the process for some tenths of
     a second, and it can hang on one in uninterruptible sleep until it is killed. Raises Refused.
     """
-    command = [str(program()), "dump", "--json", "--pid", str(pid)]
-    command += ["--native"] if native else ["--nonblocking", "--locals"]
+    command = [str(program()), "dump", "--json", "--locals", "--pid", str(pid)]
+    command.append("--native" if native else "--nonblocking")
     for _ in range(1 if native else LOOKS):
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s)

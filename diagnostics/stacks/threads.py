@@ -1,6 +1,6 @@
 """The threads of a process at one moment, as a dump has them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
@@ -8,13 +8,13 @@ class Frame:
     """One call. `function` is without its class; native code has no `path`.
 
     `self_id` is the address of the frame's `self`, by which two threads' objects are told to be the
-    same; no other local is ever read.
+    same; no other local is ever read. A frame's place is compared without it.
     """
 
     function: str
     path: str = ""
     line: int = 0
-    self_id: int | None = None
+    self_id: int | None = field(default=None, compare=False)
 
     @property
     def is_native(self) -> bool:
