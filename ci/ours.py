@@ -43,11 +43,11 @@ class DrafterStep:
 
     def __call__(self, micro_batches: list[TargetFeatures]) -> None:
         """Forward and backward of each, then clipping and the update."""
-        gradients = self.run.start_step()
+        self.run.start_step()
         sums = LossSums.zero(self.drafter.config.block_size, self.run.device)
         for features in micro_batches:
             sums += self.run(features.received(self.run.device), 0.0)
-        total, divisor = gradients.combined(sums, self.config.objective.cap_lambda)
+        total, divisor = self.run.finish_step().combined(sums, self.config.objective.cap_lambda)
         apply_step(self.drafter, self.optimizer, total, divisor=divisor, lr=6e-4, clip=1.0, step=0)
 
 

@@ -23,7 +23,7 @@ class GraphedPasses:
     """`EagerPasses` of one size as replays; inputs are copied to where the graphs read them.
 
     The graphs of all sizes may share a pool: a micro-batch leaves nothing in it that the next one
-    needs. The gradients that the passes add to must stay where they are.
+    needs.
     """
 
     def __init__(self, passes: EagerPasses, features_TF: Tensor, layout: Layout, pool: Any) -> None:
@@ -35,13 +35,15 @@ class GraphedPasses:
         """
         self.features_TF, self.layout, self.pool = features_TF.clone(), layout.clone(), pool
         (self.chunk,) = self.layout.chunks
-        with_cap = passes.gradients.cap is not None
+        self.sums = passes.sums
         self._begin, _ = self._captured(lambda: passes.begin(self.features_TF, self.layout))
         self._draft, self.hidden_PD = self._captured(lambda: passes.draft(self.chunk))
         self.main_PD = torch.zeros_like(self.hidden_PD)
-        self.cap_PD = torch.zeros_like(self.hidden_PD) if with_cap else None
-        self._backward, _ = self._captured(lambda: passes.backward(self.main_PD, self.cap_PD))
-        self._end, _ = self._captured(passes.end)
+        self.cap_PD = torch.zeros_like(self.hidden_PD) if self.sums.cap else None
+        self._backward, self.weights = self._captured(
+            lambda: passes.weights_and_leaf(self.main_PD, self.cap_PD)
+        )
+        self._end, self.weights_of_context = self._captured(passes.weights_of_context)
 
     def begin(self, features_TF: Tensor, layout: Layout) -> None:
         """See `Passes`."""
@@ -63,10 +65,12 @@ class GraphedPasses:
         if self.cap_PD is not None and cap_PD is not None:
             self.cap_PD.copy_(cap_PD)
         self._backward.replay()
+        self.sums.add(*self.weights)
 
     def end(self) -> None:
         """See `Passes`."""
         self._end.replay()
+        self.sums.add(*self.weights_of_context)
 
     def _captured(self, act: Callable[[], T]) -> tuple[torch.cuda.CUDAGraph, T]:
         graph = torch.cuda.CUDAGraph()

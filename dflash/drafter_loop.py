@@ -161,7 +161,7 @@ class DrafterTrainLoop:
 
     def _contribute(self, step: int) -> Contribution:
         plan = self.shared.plan
-        gradients = self.forward_backward.start_step()
+        self.forward_backward.start_step()
         sums = LossSums.zero(self.shared.shape.block_size, self.device)
         tokens = positions = epoch = 0
         inputs = []
@@ -175,6 +175,7 @@ class DrafterTrainLoop:
             positions += features.batch.blocks.labels_NB.numel()
             epoch = features.batch.epoch
         stop = self.shared.stop.is_set()
+        gradients = self.forward_backward.finish_step()
         ready = Ready.after(self.device)
         return Contribution(gradients, sums, tokens, positions, epoch, stop, inputs, ready)
 

@@ -16,7 +16,7 @@ from dflash.compile import Seal, compiled_for_this_thread, let_backwards_run_twi
 from dflash.config import TrainConfig
 from dflash.cuda_graphs import GraphedPasses
 from dflash.drafter import Drafter
-from dflash.gradients import Gradients
+from dflash.gradients import Gradients, GradientSums
 from dflash.layers import EAGER, HowLayersRun
 from dflash.losses import LossSums, Objective, block_losses, chunk_losses
 from dflash.passes import EagerPasses, Passes
@@ -55,7 +55,7 @@ class ForwardBackward:
         self.objective = Objective(
             objective.kl_weight, objective.kl_temperature, objective.cap_lambda
         )
-        self.gradients = Gradients.zeros(drafter.parameters(), with_cap=objective.cap_lambda > 0)
+        self.sums = GradientSums(drafter.parameters(), with_cap=objective.cap_lambda > 0)
         self.seal = Seal(allow_late=config.devices.late_compile == "allow")
         self.graphs = config.devices.cuda_graphs if self.device.type == "cuda" else "off"
         self.passes: dict[int, Passes] = {}
@@ -65,7 +65,7 @@ class ForwardBackward:
 
     def _compile(self, shapes: ShapePolicy, backend: str) -> None:
         """Passes for each length of the context: each code object meets one size only."""
-        if self.gradients.cap is not None:
+        if self.sums.cap:
             let_backwards_run_twice()
 
         def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -79,7 +79,7 @@ class ForwardBackward:
             self.losses = compiled(chunk_losses)
 
     def _eager_passes(self, how: HowLayersRun) -> EagerPasses:
-        return EagerPasses(self.working, self.head.embedding_VD, how, self.gradients)
+        return EagerPasses(self.working, self.head.embedding_VD, how, self.sums)
 
     def warm_up(self, sample: TargetFeatures, phase: Callable[[str], None]) -> None:
         """Compile for every size, forward and backward, then run the sample; nothing of it stays.
@@ -104,18 +104,18 @@ class ForwardBackward:
         self(sample, 0.0)
         self.seal.close()
 
-    def start_step(self) -> Gradients:
-        """Take the weights as they are now, and forget the gradients so far.
-
-        Returns the accumulators, the same ones for every step.
-        """
+    def start_step(self) -> None:
+        """Take the weights as they are now, and forget the gradients so far."""
         if self.working is not self.drafter:
+            mine: list[Tensor] = list(self.working.parameters())
+            weights: list[Tensor] = list(self.drafter.parameters())
             with torch.no_grad():
-                for mine, weight in zip(
-                    self.working.parameters(), self.drafter.parameters(), strict=True
-                ):
-                    mine.copy_(weight)
-        return self.gradients.zero_()
+                torch._foreach_copy_(mine, weights)
+        self.sums.start()
+
+    def finish_step(self) -> Gradients:
+        """The gradients since `start_step`, which hold until the next one."""
+        return self.sums.finish()
 
     def __call__(self, features: TargetFeatures, noise: float) -> LossSums:
         """Loss sums; adds to the gradients. A filler costs and adds nothing.

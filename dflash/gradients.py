@@ -2,12 +2,16 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Self
 
 import torch
 from torch import Tensor
 
 from dflash.losses import LossSums
+
+Reached = Sequence[Tensor | None]
+"""One gradient per leaf, None where nothing reaches it."""
+ReachedByBoth = tuple[Reached, Reached | None]
+"""Those of the loss's two parts; None for all of CAP where there is none."""
 
 
 @dataclass(frozen=True)
@@ -20,35 +24,6 @@ class Gradients:
 
     main: list[Tensor]
     cap: list[Tensor] | None
-
-    @classmethod
-    def zeros(cls, leaves: Iterable[Tensor], *, with_cap: bool) -> Self:
-        """Accumulators for these leaves."""
-        main = [torch.zeros_like(leaf) for leaf in leaves]
-        return cls(main, [torch.zeros_like(g) for g in main] if with_cap else None)
-
-    def zero_(self) -> Self:
-        """Start anew, in place."""
-        for gradient in [*self.main, *(self.cap or [])]:
-            gradient.zero_()
-        return self
-
-    @property
-    def last(self) -> tuple[Tensor, Tensor | None]:
-        """The two parts' gradients of the last leaf."""
-        return self.main[-1], self.cap[-1] if self.cap else None
-
-    def with_leaf(self, leaf: Tensor) -> "Gradients":
-        """The same accumulators, and one more for `leaf`."""
-        cap = None if self.cap is None else [*self.cap, torch.zeros_like(leaf)]
-        return Gradients([*self.main, torch.zeros_like(leaf)], cap)
-
-    def add(self, made: Tensor, main: Tensor, cap: Tensor | None, leaves: Sequence[Tensor]) -> None:
-        """Accumulate what reaches `leaves` through `made`, given the two parts' gradients of it."""
-        _backward(made, main, leaves, self.main, retain_graph=self.cap is not None)
-        if self.cap is not None:
-            assert cap is not None
-            _backward(made, cap, leaves, self.cap)
 
     def combined(self, sums: LossSums, cap_lambda: float) -> tuple[list[Tensor], float]:
         """The whole step's gradients and their divisor: the loss's gradient is the quotient.
@@ -69,30 +44,81 @@ class Gradients:
         return Gradients(main, _summed(caps, device) if caps else None)
 
 
-def _backward(
-    made: Tensor,
-    gradient: Tensor,
-    leaves: Sequence[Tensor],
-    into: Sequence[Tensor],
-    *,
-    retain_graph: bool = False,
-) -> None:
-    """Backward that adds up in `into`, one tensor per leaf, of whatever precision, in place."""
-    gradients = torch.autograd.grad(
-        made, leaves, gradient, retain_graph=retain_graph, allow_unused=True
-    )
-    for accumulator, gradient_of_leaf in zip(into, gradients, strict=True):
-        if gradient_of_leaf is not None:
-            accumulator += gradient_of_leaf
+class GradientSums:
+    """Adds up one replica's gradients over the micro-batches of a step, in the leaves' precision.
+
+    The sums lie in the same memory for every step.
+    """
+
+    def __init__(self, leaves: Iterable[Tensor], *, with_cap: bool) -> None:
+        self.main = _Sums([torch.zeros_like(leaf) for leaf in leaves])
+        self.cap = (
+            _Sums([torch.zeros_like(total) for total in self.main.totals]) if with_cap else None
+        )
+
+    def start(self) -> None:
+        """Forget what was added so far."""
+        for part in self._parts():
+            part.start()
+
+    def add(self, main: Reached, cap: Reached | None) -> None:
+        """Add the two parts' gradients, as `backward` returns them."""
+        self.main.add(main)
+        if self.cap is not None:
+            assert cap is not None
+            self.cap.add(cap)
+
+    def finish(self) -> Gradients:
+        """The sums since `start`: not copies, they hold until the next `start`."""
+        for part in self._parts():
+            part.finish()
+        return Gradients(self.main.totals, self.cap.totals if self.cap else None)
+
+    def _parts(self) -> "list[_Sums]":
+        return [self.main, *([self.cap] if self.cap else [])]
+
+
+class _Sums:
+    """What is added first is copied: that costs half as much as zeros and an addition."""
+
+    def __init__(self, totals: list[Tensor]) -> None:
+        self.totals = totals
+        self.start()
+
+    def start(self) -> None:
+        self.missing = set(range(len(self.totals)))
+
+    def add(self, gradients: Reached) -> None:
+        reached = {i: gradient for i, gradient in enumerate(gradients) if gradient is not None}
+        first = sorted(self.missing & reached.keys())
+        if first:
+            torch._foreach_copy_([self.totals[i] for i in first], [reached[i] for i in first])
+        for i in reached.keys() - self.missing:
+            self.totals[i] += reached[i]
+        self.missing.difference_update(first)
+
+    def finish(self) -> None:
+        for i in self.missing:
+            self.totals[i].zero_()
+        self.missing.clear()
+
+
+def backward(
+    made: Tensor, main: Tensor, cap: Tensor | None, leaves: Sequence[Tensor]
+) -> ReachedByBoth:
+    """What reaches `leaves` through `made`, given the two parts' gradients of it."""
+
+    def of(gradient: Tensor, retain_graph: bool) -> Reached:
+        return torch.autograd.grad(
+            made, leaves, gradient, retain_graph=retain_graph, allow_unused=True
+        )
+
+    return of(main, cap is not None), None if cap is None else of(cap, False)
 
 
 def _summed(parts: list[list[Tensor]], device: torch.device) -> list[Tensor]:
     total = [gradient.to(device, copy=True) for gradient in parts[0]]
     for part in parts[1:]:
-        _accumulate(total, [gradient.to(device) for gradient in part])
+        for into, gradient in zip(total, part, strict=True):
+            into += gradient.to(device)
     return total
-
-
-def _accumulate(into: Iterable[Tensor], gradients: Iterable[Tensor]) -> None:
-    for total, gradient in zip(into, gradients, strict=True):
-        total += gradient

@@ -5,11 +5,12 @@ T context tokens, P draft slots of a chunk, D hidden size, F = captured layers x
 
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from dflash.compile import backward_on_this_thread
 from dflash.drafter import Drafter
-from dflash.gradients import Gradients
+from dflash.gradients import GradientSums, ReachedByBoth, backward
 from dflash.layers import EAGER, HowLayersRun
 from dflash.shapes import Chunk, Layout
 
@@ -33,27 +34,23 @@ class Passes(Protocol):
 class EagerPasses:
     """Passes as they come: layers may be compiled, autograd keeps what backward needs.
 
-    Everything is computed in the precision of the drafter's weights; gradients have their own.
+    Everything is computed in the precision of the drafter's weights; `sums` has its own.
 
     The chunks share the context: its gradients meet at a leaf, and go on once.
     """
 
     def __init__(
-        self,
-        drafter: Drafter,
-        embedding_VD: Tensor,
-        how: HowLayersRun,
-        gradients: Gradients,
+        self, drafter: Drafter, embedding_VD: Tensor, how: HowLayersRun, sums: GradientSums
     ) -> None:
-        self.drafter, self.embedding_VD, self.how = drafter, embedding_VD, how
-        self.gradients = gradients
+        self.drafter, self.embedding_VD, self.how, self.sums = drafter, embedding_VD, how, sums
         self.parameters = list(drafter.parameters())
 
     def begin(self, features_TF: Tensor, layout: Layout) -> None:
         """See `Passes`."""
         self.context_TD = self.drafter.context(features_TF)
         self.leaf_TD = self.context_TD.detach().requires_grad_()
-        self.with_leaf = self.gradients.with_leaf(self.leaf_TD)
+        self.main_TD = torch.zeros_like(self.leaf_TD)
+        self.cap_TD = torch.zeros_like(self.leaf_TD) if self.sums.cap else None
         self.layout = layout
 
     def draft(self, chunk: Chunk) -> Tensor:
@@ -74,12 +71,25 @@ class EagerPasses:
 
     def backward(self, main_PD: Tensor, cap_PD: Tensor | None) -> None:
         """See `Passes`."""
+        self.sums.add(*self.weights_and_leaf(main_PD, cap_PD))
+
+    def weights_and_leaf(self, main_PD: Tensor, cap_PD: Tensor | None) -> ReachedByBoth:
+        """The gradients of the weights; the context's are added up here."""
+        leaves = [*self.parameters, self.leaf_TD]
         with backward_on_this_thread():
-            self.with_leaf.add(self.hidden_PD, main_PD, cap_PD, [*self.parameters, self.leaf_TD])
+            main, cap = backward(self.hidden_PD, main_PD, cap_PD, leaves)
+        for into_TD, reached in ((self.main_TD, main), (self.cap_TD, cap)):
+            if into_TD is not None:
+                assert reached is not None and reached[-1] is not None  # all see the context
+                into_TD += reached[-1]
+        return main[:-1], None if cap is None else cap[:-1]
 
     def end(self) -> None:
         """See `Passes`."""
-        main_TD, cap_TD = self.with_leaf.last
+        self.sums.add(*self.weights_of_context())
+        del self.context_TD, self.leaf_TD, self.hidden_PD, self.main_TD, self.cap_TD, self.layout
+
+    def weights_of_context(self) -> ReachedByBoth:
+        """The gradients of the weights that the context was made with."""
         with backward_on_this_thread():
-            self.gradients.add(self.context_TD, main_TD, cap_TD, self.parameters)
-        del self.context_TD, self.leaf_TD, self.hidden_PD, self.with_leaf, self.layout
+            return backward(self.context_TD, self.main_TD, self.cap_TD, self.parameters)

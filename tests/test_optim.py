@@ -8,7 +8,7 @@ from torch import nn
 
 from dflash.anchors import Blocks
 from dflash.asked import AskedSlots
-from dflash.gradients import Gradients
+from dflash.gradients import Gradients, GradientSums, backward
 from dflash.losses import LossSums, Objective, block_losses
 from dflash.optim import NonFiniteError, Schedule, apply_step, make_optimizer
 from dflash.sections import OptimizerConfig
@@ -92,18 +92,30 @@ def test_the_gradient_does_not_depend_on_how_the_step_was_cut(case, replicas, gr
     size = BLOCKS // (replicas * grad_accum)
     parts, sums = [], LossSums.zero(BLOCK, CPU)
     for rank in range(replicas):
-        part = Gradients.zeros(model.parameters(), with_cap=True)
+        part = GradientSums(model.parameters(), with_cap=True)
         for i in range(grad_accum):
             start = (rank * grad_accum + i) * size
             hidden_PD, main_PD, cap_PD, of_batch = losses(slice(start, start + size))
-            part.add(hidden_PD, main_PD, cap_PD, list(model.parameters()))
+            part.add(*backward(hidden_PD, main_PD, cap_PD, list(model.parameters())))
             sums += of_batch
-        parts.append(part)
+        parts.append(part.finish())
     together, weight = Gradients.total(parts, CPU).combined(sums, FULL.cap_lambda)
     got = [gradient / weight for gradient in together]
 
     expected = torch.autograd.grad(plain(), list(model.parameters()))
     torch.testing.assert_close(got, list(expected), rtol=1e-10, atol=1e-13)
+
+
+def test_a_step_forgets_the_one_before_also_where_nothing_arrives():
+    sums = GradientSums([torch.ones(2), torch.ones(2)], with_cap=False)
+    seen = []
+    for step in ([[1.0, 2.0], [4.0, None]], [[None, 5.0], [None, None]], []):
+        sums.start()
+        for reached in step:
+            sums.add([None if x is None else torch.full((2,), x).bfloat16() for x in reached], None)
+        seen.append([total[0].item() for total in sums.finish().main])
+    assert seen == [[5.0, 2.0], [0.0, 5.0], [0.0, 0.0]]
+    assert {total.dtype for total in sums.main.totals} == {torch.float32}
 
 
 def test_without_a_correct_slot_cap_is_left_out():

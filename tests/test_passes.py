@@ -49,8 +49,9 @@ def under_autocast(drafter, head, features):
 
 def test_gradients_are_those_of_autocast_to_the_bit(case):
     drafter, run, features = case
-    gradients = run.start_step()
+    run.start_step()
     run(features, 0.0)
+    gradients = run.finish_step()
     expected = under_autocast(drafter, run.head, features)
     assert {g.dtype for g in gradients.main} == {torch.float32}
     torch.testing.assert_close(gradients.main, list(expected), rtol=0, atol=0)
@@ -61,8 +62,9 @@ def test_each_step_computes_with_the_weights_as_they_are_then(case):
     with torch.no_grad():
         for parameter in drafter.parameters():
             parameter *= 0.5
-    gradients = run.start_step()
+    run.start_step()
     run(features, 0.0)
+    gradients = run.finish_step()
     expected = under_autocast(drafter, run.head, features)
     torch.testing.assert_close(gradients.main, list(expected), rtol=0, atol=0)
 
@@ -72,10 +74,10 @@ def test_many_micro_batches_add_up_in_float32(case):
     _, run, features = case
 
     def after(times):
-        gradients = run.start_step()
+        run.start_step()
         for _ in range(times):
             run(features, 0.0)
-        return [gradient.clone() for gradient in gradients.main]
+        return [gradient.clone() for gradient in run.finish_step().main]
 
     for first, total in zip(after(1), after(300), strict=True):
         torch.testing.assert_close(total, 300 * first, rtol=1e-3, atol=1e-5)
@@ -112,11 +114,13 @@ def test_cap_is_right_where_a_run_without_it_has_filled_the_compile_cache(someti
         torch._dynamo.reset()
         compiled = make(0.5, SHAPES)
         compiled.warm_up(features, lambda _phase: None)
-        got = compiled.start_step()
+        compiled.start_step()
         compiled(features, 0.0)
+        got = compiled.finish_step()
     eager = make(0.5)
-    expected = eager.start_step()
+    eager.start_step()
     eager(features, 0.0)
+    expected = eager.finish_step()
     assert min(gradient.norm() for gradient in expected.cap) > 0
     torch.testing.assert_close(got.main, expected.main, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(got.cap, expected.cap, rtol=1e-4, atol=1e-5)

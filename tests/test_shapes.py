@@ -104,8 +104,9 @@ def case(train_config, drafter_shape, make_batch):
 
 
 def sums_and_gradients(forward_backward, features, device="cpu"):
-    gradients = forward_backward.start_step()
+    forward_backward.start_step()
     sums = forward_backward(features.received(torch.device(device)), 0.1)
+    gradients = forward_backward.finish_step()
     return [vars(sums), gradients.main, gradients.cap]
 
 

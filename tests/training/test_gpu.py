@@ -55,12 +55,13 @@ def plain_losses(config):
         losses = {}
         for step in range(run.plan.total_steps):
             noise = start + step / max(1, run.plan.total_steps - 1) * (end - start)
-            gradients = forward_backward.start_step()
+            forward_backward.start_step()
             sums = LossSums.zero(run.shape.block_size, CUDA)
             for index in range(step * run.plan.per_step, (step + 1) * run.plan.per_step):
                 batch = run.source.batch(index)
                 features = target.features(batch, soft_labels=True)
                 sums += forward_backward(features, noise)
+            gradients = forward_backward.finish_step()
             total, divisor = gradients.combined(sums, config.objective.cap_lambda)
             apply_step(
                 drafter,
