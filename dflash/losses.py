@@ -162,18 +162,23 @@ def chunk_losses(
     """
     dtype = logits_CV.dtype
     logits_CV = _accurate(logits_CV)
-    token_V = torch.arange(logits_CV.shape[1], device=logits_CV.device)
-    log_q_CV = logits_CV.log_softmax(-1)
+    token_V = torch.arange(logits_CV.shape[1], device=logits_CV.device, dtype=torch.int32)
+    label_C1 = label_C[:, None]
+    # Compiled, log_softmax and argmax reduce in ways that take a third longer than these two.
+    log_q_CV = logits_CV - logits_CV.logsumexp(-1, keepdim=True)
+    own_C1 = logits_CV.gather(1, label_C1)
+    loses_CV = (logits_CV < own_C1) | ((logits_CV == own_C1) & (token_V >= label_C1))
     q_CV = log_q_CV.exp()
-    ce_C = -log_q_CV.gather(1, label_C[:, None])[:, 0]
+    ce_C = -log_q_CV.gather(1, label_C1)[:, 0]
     kl_C = entropy_C = torch.zeros_like(ce_C)
     # expm1: q - 1 of the label itself, exact where q is almost 1.
-    slope_CV = torch.where(token_V == label_C[:, None], torch.expm1(-ce_C)[:, None], q_CV)
+    slope_CV = torch.where(token_V == label_C1, torch.expm1(-ce_C)[:, None], q_CV)
     if teacher_UV is not None:
         temperature = objective.kl_temperature
         norm_U = (_accurate(teacher_UV) / temperature).logsumexp(-1)
         log_p_CV = _accurate(teacher_UV[rank_C]) / temperature - norm_U[rank_C][:, None]
-        log_q_soft_CV = (logits_CV / temperature).log_softmax(-1)
+        soft_CV = logits_CV / temperature
+        log_q_soft_CV = soft_CV - soft_CV.logsumexp(-1, keepdim=True)
         p_CV = log_p_CV.exp()
         kl_C = temperature**2 * (p_CV * (log_p_CV - log_q_soft_CV)).sum(-1)
         slope_CV = slope_CV + objective.kl_weight * temperature * (log_q_soft_CV.exp() - p_CV)
@@ -182,7 +187,7 @@ def chunk_losses(
         entropy_C = -(q_CV * log_q_CV).sum(-1)
         cap_CV = (-q_CV * (log_q_CV + entropy_C[:, None])).to(dtype)
     parts_C3 = torch.stack((ce_C, kl_C, entropy_C), dim=1)
-    return slope_CV.to(dtype), cap_CV, parts_C3, logits_CV.argmax(-1) == label_C
+    return slope_CV.to(dtype), cap_CV, parts_C3, loses_CV.all(-1)
 
 
 @dataclass(frozen=True)

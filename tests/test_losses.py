@@ -236,6 +236,17 @@ def test_no_slots_sum_to_nothing():
     assert (sums.weight, sums.ce, sums.asked_B.sum()) == (0, 0, 0)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_of_equal_logits_the_first_is_the_drafters_token(dtype):
+    """As in greedy decoding: bfloat16 logits are often equal."""
+    random = torch.Generator().manual_seed(0)
+    logits_CV = torch.randint(0, 3, (200, 8), generator=random).to(dtype)
+    label_C = torch.randint(0, 8, (200,), generator=random)
+    *_, correct_C = losses.chunk_losses(logits_CV, label_C, None, label_C, FULL)
+    assert 20 < correct_C.sum() < 180
+    assert torch.equal(correct_C, logits_CV.argmax(-1) == label_C)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("soft", [False, True])
 def test_compiled_on_the_gpu_they_equal_plain_autograd_in_float64(monkeypatch, soft):
