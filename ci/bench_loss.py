@@ -58,7 +58,6 @@ class Work:
         from ours import batch, random_head
 
         from dflash.asked import AskedSlots
-        from dflash.losses import chunk_losses
 
         self.device, dtype = device, working_dtype(device)
         self.asked = AskedSlots.of(batch(shape, 0).blocks).to(device)
@@ -67,8 +66,11 @@ class Work:
         self.hidden_PD, self.teacher_TD = (
             torch.randn(size, device=device, dtype=dtype) for size in sizes
         )
-        on_gpu = device.type == "cuda"
-        self.compiled = torch.compile(chunk_losses, dynamic=False) if on_gpu else None
+        self.losses = None
+        if device.type == "cuda":
+            from dflash.loss_kernel import chunk_losses
+
+            self.losses = chunk_losses
 
     def loss(self, soft_labels: bool, cap_lambda: float) -> Callable[[], object]:
         """Loss and its gradient with respect to the hidden states, as the product makes them."""
@@ -77,7 +79,7 @@ class Work:
         objective = Objective(0.15, 2.0, cap_lambda)
         teacher_TD = self.teacher_TD if soft_labels else None
         return lambda: block_losses(
-            self.hidden_PD, self.head_VD, self.asked, objective, teacher_TD, self.compiled
+            self.hidden_PD, self.head_VD, self.asked, objective, teacher_TD, self.losses
         )
 
     def products(self, soft_labels: bool, cap: bool) -> Callable[[], None]:

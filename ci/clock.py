@@ -39,6 +39,19 @@ def median_s(
     return statistics.median(seconds(work, device) for _ in range(repeats))
 
 
+def steady_s(work: Callable[[], object], device: torch.device, *, calls: int) -> float:
+    """Seconds of a call among so many, one after the other, as in training; the median of three.
+
+    Nobody waits for the device in between, unless the work itself does.
+    """
+
+    def in_a_row() -> None:
+        for _ in range(calls):
+            work()
+
+    return median_s(in_a_row, device, repeats=3, warm_up=1) / calls
+
+
 class Peak:
     """The most memory in use since it was made: of a GPU's allocator, or of this process.
 

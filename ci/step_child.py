@@ -17,14 +17,14 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
 from absent import stand_in
-from clock import Peak, matrix_tflops, median_s, seconds
+from clock import Peak, matrix_tflops, seconds, steady_s
 from shapes import Shape
 
 MODULES = {"ours": "ours", "specforge": "peer_specforge", "speculators": "peer_speculators"}
 
 
 def measure(name: str, shape: Shape, device: torch.device, steps: int) -> dict[str, Any]:
-    """Median milliseconds of a step, its peak memory, and the seconds until the first was done."""
+    """Milliseconds of a step, its peak memory, and the seconds until the first was done."""
     whose = name.partition("-")[0]
     absent = stand_in() if whose != "ours" else None
     module = import_module(MODULES[whose])
@@ -34,7 +34,7 @@ def measure(name: str, shape: Shape, device: torch.device, steps: int) -> dict[s
     first_s = time.perf_counter() - started_s + seconds(made.step, device)
     if device.type == "cuda":
         peak = Peak(device)  # what compiling and tuning take is no part of a step
-    found = {"ms": 1e3 * median_s(made.step, device, repeats=steps)}
+    found = {"ms": 1e3 * steady_s(made.step, device, calls=steps)}
     found |= {"peak_gb": peak.gb, "first_s": first_s, "uses": made.uses}
     if absent is not None:
         found |= {"version": version_of(whose), "absent": sorted(absent.used)}

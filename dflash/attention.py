@@ -146,9 +146,19 @@ def tiled_mask(document_T: Tensor, anchor_N: Tensor, block_size: int, window: in
 
 
 def attend_tiled(query_HPE: Tensor, key_GKE: Tensor, value_GKE: Tensor, mask: BlockMask) -> Tensor:
-    """FlexAttention under `tiled_mask`; to be compiled. Returns [H, P, E]."""
+    """FlexAttention under `tiled_mask`; to be compiled. Returns [H, P, E].
+
+    A key head is copied for each of its query heads: in the backward one program would else go
+    through all of them, for a tile of keys that every slot sees, while others have long ended.
+    """
+    group = len(query_HPE) // len(key_GKE)
+    key_HKE, value_HKE = (x.repeat_interleave(group, dim=0) for x in (key_GKE, value_GKE))
     out = flex_attention(
-        query_HPE[None], key_GKE[None], value_GKE[None], block_mask=mask, enable_gqa=True
+        query_HPE[None],
+        key_HKE[None],
+        value_HKE[None],
+        block_mask=mask,
+        kernel_options={"ROWS_GUARANTEED_SAFE": True},  # a slot sees at least its own block
     )
     assert isinstance(out, Tensor)  # a tuple only where more was asked for
     return out[0]

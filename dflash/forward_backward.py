@@ -12,13 +12,18 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dflash.batches import Batch, TargetFeatures
-from dflash.compile import Seal, compiled_for_this_thread, let_backwards_run_twice
+from dflash.compile import (
+    Seal,
+    compiled_for_this_thread,
+    keep_less_for_backward,
+    let_backwards_run_twice,
+)
 from dflash.config import TrainConfig
 from dflash.cuda_graphs import GraphedPasses
 from dflash.drafter import Drafter
 from dflash.gradients import Gradients, GradientSums
 from dflash.layers import EAGER, HowLayersRun
-from dflash.losses import LossSums, Objective, block_losses, chunk_losses
+from dflash.losses import LossSums, Objective, block_losses
 from dflash.passes import EagerPasses, Passes
 from dflash.randomness import NOISE, generator
 from dflash.shapes import Layout, ShapePolicy
@@ -76,7 +81,10 @@ class ForwardBackward:
             how = HowLayersRun.compiled(compiled, tiled=on_gpu and backend == "inductor")
             self.passes[length] = self._eager_passes(how)
         if on_gpu:
-            self.losses = compiled(chunk_losses)
+            keep_less_for_backward()
+            from dflash.loss_kernel import chunk_losses  # needs Triton, which comes with CUDA
+
+            self.losses = chunk_losses
 
     def _eager_passes(self, how: HowLayersRun) -> EagerPasses:
         return EagerPasses(self.working, self.head.embedding_VD, how, self.sums)

@@ -14,22 +14,22 @@ without autograd, and no logits are kept. How large a chunk is, and what is in i
 host.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from dflash.asked import AskedSlots
 
-CHUNK_ELEMENTS = 1 << 24
-"""Logits held at once, in elements: 64 MiB in float32 for each of the few copies of a chunk."""
-COMPILED_CHUNK_BYTES = 1 << 30
-"""Logits and their gradients held at once, in all, where they are made without copies."""
+CHUNK_BYTES = 1 << 29
+"""Logits of a chunk. There are as many again of the target's, and of CAP's gradient."""
+EAGER_CHUNK_BYTES = 1 << 26
+"""The same where every operation makes a copy."""
 ROWS = 128
-"""Compiled chunks hold a multiple of so many slots: tiles of a matrix product."""
+"""Chunks hold a multiple of so many slots: tiles of a matrix product."""
 
 
 @dataclass(frozen=True)
@@ -100,13 +100,13 @@ def block_losses(
     asked: AskedSlots,
     objective: Objective,
     teacher_TD: Tensor | None = None,
-    compiled: Callable[..., Any] | None = None,
+    losses: Callable[..., Any] | None = None,
 ) -> tuple[Tensor, Tensor | None, LossSums]:
     """Loss sums of a micro-batch and their gradients with respect to hidden_PD.
 
     Args:
         teacher_TD: the target's last hidden states, from which the head makes the soft labels.
-        compiled: `chunk_losses` compiled; chunks are then all of one size.
+        losses: `loss_kernel.chunk_losses`; as written, `chunk_losses` below.
 
     Returns:
         main_PD: gradient of sum w (CE + kl_weight T^2 KL).
@@ -117,11 +117,13 @@ def block_losses(
     cap_PD = torch.zeros_like(hidden_PD) if objective.cap_lambda else None
     parts_S3 = _accurate(hidden_PD.new_empty(len(asked), 3))
     correct_S = torch.empty_like(asked.slot_S, dtype=torch.bool)
-    losses = compiled or chunk_losses
-    for chunk in _chunks(asked, head_VD, objective, teacher_TD, compiled is not None):
+    row_bytes = len(head_VD) * head_VD.element_size()
+    for chunk in _chunks(asked, (CHUNK_BYTES if losses else EAGER_CHUNK_BYTES) // row_bytes):
         logits_CV = hidden_PD[chunk.slot_C].to(head_VD.dtype) @ head_VD.T
-        teacher_UV = None if teacher_TD is None else chunk.teacher(teacher_TD, head_VD)
-        slope_CV, cap_CV, parts_C3, correct_C = losses(
+        teacher_UV = None
+        if teacher_TD is not None:
+            teacher_UV = teacher_TD[chunk.row_U].to(head_VD.dtype) @ head_VD.T
+        slope_CV, cap_CV, parts_C3, correct_C = (losses or chunk_losses)(
             logits_CV, chunk.label_C, teacher_UV, chunk.rank_C, objective
         )
         chunk.put(main_PD, slope_CV @ head_VD, chunk.weight_C)
@@ -129,8 +131,8 @@ def block_losses(
             assert cap_CV is not None
             # Which slots are right is taken as a constant.
             chunk.put(cap_PD, cap_CV @ head_VD, chunk.weight_C * correct_C)
-        parts_S3[chunk.part] = parts_C3[: chunk.count]
-        correct_S[chunk.part] = correct_C[: chunk.count]
+        parts_S3[chunk.part] = parts_C3
+        correct_S[chunk.part] = correct_C
     weight_S = asked.weight_S.to(parts_S3.dtype)
     correct_weight_S = weight_S * correct_S
     ce_S, kl_S, entropy_S = parts_S3.unbind(1)
@@ -162,23 +164,18 @@ def chunk_losses(
     """
     dtype = logits_CV.dtype
     logits_CV = _accurate(logits_CV)
-    token_V = torch.arange(logits_CV.shape[1], device=logits_CV.device, dtype=torch.int32)
-    label_C1 = label_C[:, None]
-    # Compiled, log_softmax and argmax reduce in ways that take a third longer than these two.
-    log_q_CV = logits_CV - logits_CV.logsumexp(-1, keepdim=True)
-    own_C1 = logits_CV.gather(1, label_C1)
-    loses_CV = (logits_CV < own_C1) | ((logits_CV == own_C1) & (token_V >= label_C1))
+    token_V = torch.arange(logits_CV.shape[1], device=logits_CV.device)
+    log_q_CV = logits_CV.log_softmax(-1)
     q_CV = log_q_CV.exp()
-    ce_C = -log_q_CV.gather(1, label_C1)[:, 0]
+    ce_C = -log_q_CV.gather(1, label_C[:, None])[:, 0]
     kl_C = entropy_C = torch.zeros_like(ce_C)
     # expm1: q - 1 of the label itself, exact where q is almost 1.
-    slope_CV = torch.where(token_V == label_C1, torch.expm1(-ce_C)[:, None], q_CV)
+    slope_CV = torch.where(token_V == label_C[:, None], torch.expm1(-ce_C)[:, None], q_CV)
     if teacher_UV is not None:
         temperature = objective.kl_temperature
         norm_U = (_accurate(teacher_UV) / temperature).logsumexp(-1)
         log_p_CV = _accurate(teacher_UV[rank_C]) / temperature - norm_U[rank_C][:, None]
-        soft_CV = logits_CV / temperature
-        log_q_soft_CV = soft_CV - soft_CV.logsumexp(-1, keepdim=True)
+        log_q_soft_CV = (logits_CV / temperature).log_softmax(-1)
         p_CV = log_p_CV.exp()
         kl_C = temperature**2 * (p_CV * (log_p_CV - log_q_soft_CV)).sum(-1)
         slope_CV = slope_CV + objective.kl_weight * temperature * (log_q_soft_CV.exp() - p_CV)
@@ -187,18 +184,14 @@ def chunk_losses(
         entropy_C = -(q_CV * log_q_CV).sum(-1)
         cap_CV = (-q_CV * (log_q_CV + entropy_C[:, None])).to(dtype)
     parts_C3 = torch.stack((ce_C, kl_C, entropy_C), dim=1)
-    return slope_CV.to(dtype), cap_CV, parts_C3, loses_CV.all(-1)
+    return slope_CV.to(dtype), cap_CV, parts_C3, logits_CV.argmax(-1) == label_C
 
 
 @dataclass(frozen=True)
 class _Chunk:
-    """`count` asked slots; behind them, where all chunks have one size, the first of all again, to
-    be ignored. `rows`: how many the target's logits have; the first U are meant.
-    """
+    """Asked slots whose logits are made together, and the target's rows that teach them."""
 
     part: slice
-    count: int
-    rows: int
     slot_C: Tensor
     label_C: Tensor
     weight_C: Tensor
@@ -206,62 +199,26 @@ class _Chunk:
     rank_C: Tensor
 
     @classmethod
-    def of(cls, asked: AskedSlots, part: slice, size: int | None) -> "_Chunk":
+    def of(cls, asked: AskedSlots, part: slice) -> "_Chunk":
         slot_C, label_C, weight_C = (
             each_S[part] for each_S in (asked.slot_S, asked.label_S, asked.weight_S)
         )
         rows = asked.rows(part)
-        count = len(slot_C)
-        missing = 0 if size is None else size - count
-        return cls(
-            part,
-            count,
-            rows.stop - rows.start if size is None else size,
-            torch.cat([slot_C, asked.slot_S[:1].expand(missing)]),
-            F.pad(label_C, (0, missing)),
-            F.pad(weight_C, (0, missing)),
-            asked.row_U[rows],
-            F.pad(asked.rank_S[part] - rows.start, (0, missing)),
-        )
-
-    def teacher(self, teacher_TD: Tensor, head_VD: Tensor) -> Tensor:
-        logits_UV = head_VD.new_empty(self.rows, len(head_VD))
-        rows_UD = teacher_TD[self.row_U].to(head_VD.dtype)
-        torch.mm(rows_UD, head_VD.T, out=logits_UV[: len(rows_UD)])
-        return logits_UV
+        rank_C = asked.rank_S[part] - rows.start
+        return cls(part, slot_C, label_C, weight_C, asked.row_U[rows], rank_C)
 
     def put(self, into_PD: Tensor, gradient_CD: Tensor, weight_C: Tensor) -> None:
         """Weigh the gradients of these slots, and put them where they belong."""
-        weighed_CD = (gradient_CD * weight_C[:, None])[: self.count]
-        into_PD.index_copy_(0, self.slot_C[: self.count], weighed_CD.to(into_PD.dtype))
+        weighed_CD = (gradient_CD * weight_C[:, None]).to(into_PD.dtype)
+        into_PD.index_copy_(0, self.slot_C, weighed_CD)
 
 
-def _chunks(
-    asked: AskedSlots,
-    head_VD: Tensor,
-    objective: Objective,
-    teacher_TD: Tensor | None,
-    one_size: bool,
-) -> Iterator[_Chunk]:
+def _chunks(asked: AskedSlots, most: int) -> Iterator[_Chunk]:
     """The slots in order, so that a teacher's row is made once, or twice where a chunk ends."""
-    vocabulary, count = len(head_VD), len(asked)
-    if one_size:
-        copies = 2 + (teacher_TD is not None) + bool(objective.cap_lambda)
-        most = COMPILED_CHUNK_BYTES // (vocabulary * head_VD.element_size() * copies)
-        size = _compiled_size(asked.shape, most)
-    else:
-        size = max(1, CHUNK_ELEMENTS // vocabulary)
-    for start in range(0, count, size):
-        part = slice(start, min(start + size, count))
-        yield _Chunk.of(asked, part, size if one_size else None)
-
-
-def _compiled_size(shape: tuple[int, int], most: int) -> int:
-    """Slots of a chunk: the same for all blocks of this shape, with little to fill up."""
-    blocks, block_size = shape
-    can_be_asked = blocks * (block_size - 1)
-    chunks = -(-can_be_asked // max(ROWS, most))
-    return -(-can_be_asked // (chunks * ROWS)) * ROWS
+    chunks = max(1, math.ceil(len(asked) / max(ROWS, most)))
+    size = max(1, math.ceil(len(asked) / (chunks * ROWS))) * ROWS
+    for start in range(0, len(asked), size):
+        yield _Chunk.of(asked, slice(start, min(start + size, len(asked))))
 
 
 def _accurate(x: Tensor) -> Tensor:

@@ -84,8 +84,9 @@ def apply_step(
     if not math.isfinite(norm):
         raise NonFiniteError(f"step {step + 1}: the gradient's norm is {norm}")
     scale = min(1.0, clip / (norm + 1e-6)) if clip else 1.0
+    torch._foreach_mul_(gradients, scale / divisor)
     for parameter, gradient in zip(model.parameters(), gradients, strict=True):
-        parameter.grad = gradient.mul_(scale / divisor)
+        parameter.grad = gradient
     for group in optimizer.param_groups:
         group["lr"] = lr
     optimizer.step()

@@ -84,7 +84,7 @@ def _wait_inside(run: harness.Run) -> None:
     """In B, which holds the compile lock: let A's backward come as far as it gets."""
     run.opened("create_fw_bw_graph")
     run.stage.reach("B inside")
-    run.stage.wait(LOCK_AWAITED, "A done")
+    run.stage.wait(LOCK_AWAITED, "A waits", "A done")  # "A waits": a cure keeps its backward away
 
 
 def _first_calling(inside: Callable[[], None], then: Callable[..., Any]) -> Callable[..., Any]:

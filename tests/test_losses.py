@@ -69,19 +69,17 @@ def exact(hidden_PD, *case):
     return main.item(), cap.item(), main_PD, torch.autograd.grad(cap, hidden_PD)[0]
 
 
-@pytest.mark.parametrize("compiled", [None, losses.chunk_losses])
 @pytest.mark.parametrize("chunk", CHUNKS)
 @pytest.mark.parametrize("soft", [False, True])
 @pytest.mark.parametrize("temperature", [1.0, 2.0])
-def test_values_and_gradients_equal_plain_autograd(monkeypatch, compiled, chunk, soft, temperature):
-    monkeypatch.setattr(losses, "CHUNK_ELEMENTS", chunk * VOCAB)
-    monkeypatch.setattr(losses, "COMPILED_CHUNK_BYTES", chunk * VOCAB * 8 * (3 + soft))
+def test_values_and_gradients_equal_plain_autograd(monkeypatch, chunk, soft, temperature):
+    monkeypatch.setattr(losses, "EAGER_CHUNK_BYTES", chunk * VOCAB * 8)
     monkeypatch.setattr(losses, "ROWS", 1)
     objective = Objective(kl_weight=0.3, kl_temperature=temperature, cap_lambda=0.5)
     hidden_PD, head_VD, blocks, teacher_TD = random_case()
     args = (hidden_PD, head_VD, blocks, objective, teacher_TD if soft else None)
 
-    main_PD, cap_PD, sums = losses_of(*args, compiled=compiled)
+    main_PD, cap_PD, sums = losses_of(*args)
     main, cap, exact_main_PD, exact_cap_PD = exact(*args)
     torch.testing.assert_close(main_PD, exact_main_PD, rtol=1e-10, atol=1e-12)
     torch.testing.assert_close(cap_PD, exact_cap_PD, rtol=1e-10, atol=1e-12)
@@ -95,20 +93,13 @@ def test_without_cap_there_is_no_gradient_of_it():
     assert (cap_PD, sums.entropy) == (None, 0)
 
 
-def test_compiled_chunks_have_one_size_whatever_is_asked(monkeypatch):
+@pytest.mark.parametrize(("asked", "most", "sizes"), [(18, 7, [6, 6, 6]), (5, 9, [5]), (0, 9, [])])
+def test_chunks_are_as_equal_as_whole_tiles_allow(monkeypatch, asked, most, sizes):
     monkeypatch.setattr(losses, "ROWS", 2)
-    monkeypatch.setattr(losses, "COMPILED_CHUNK_BYTES", 7 * VOCAB * 8 * 4)
-    sizes = set()
-
-    def spy(*args):
-        sizes.update((len(args[0]), len(args[2])))
-        return losses.chunk_losses(*args)
-
-    for seed in range(5):
-        hidden_PD, head_VD, blocks, teacher_TD = random_case(seed)
-        losses_of(hidden_PD, head_VD, blocks, FULL, teacher_TD, compiled=spy)
-    # 18 slots can be asked, at most 7 at once: three chunks of 6.
-    assert sizes == {6}
+    weights_NB = torch.zeros(6, BLOCK)
+    weights_NB[:, 1:] = (torch.arange(6 * (BLOCK - 1)).view(6, -1) < asked).float()
+    slots = AskedSlots.of(made(torch.zeros(6, BLOCK, dtype=torch.long), weights_NB))
+    assert [len(chunk.slot_C) for chunk in losses._chunks(slots, most)] == sizes
 
 
 def test_losses_by_hand():
@@ -155,14 +146,13 @@ def test_slots_of_weight_0_count_for_nothing():
     other_NB = torch.where(unasked_NB, (blocks.labels_NB + 1) % VOCAB, blocks.labels_NB)
     other = replace(blocks, labels_NB=other_NB)
 
-    for compiled in (None, losses.chunk_losses):
-        *got, sums = losses_of(garbage_PD, head_VD, other, FULL, teacher_TD, compiled=compiled)
-        *expected, same = losses_of(hidden_PD, head_VD, blocks, FULL, teacher_TD, compiled=compiled)
-        for field in fields(LossSums):
-            assert getattr(sums, field.name).equal(getattr(same, field.name))
-        assert all(mine.equal(theirs) for mine, theirs in zip(got, expected, strict=True))
-        assert got[0][unasked_NB.flatten()].abs().max() == 0
-        assert got[0][~unasked_NB.flatten()].abs().sum(1).min() > 0
+    *got, sums = losses_of(garbage_PD, head_VD, other, FULL, teacher_TD)
+    *expected, same = losses_of(hidden_PD, head_VD, blocks, FULL, teacher_TD)
+    for field in fields(LossSums):
+        assert getattr(sums, field.name).equal(getattr(same, field.name))
+    assert all(mine.equal(theirs) for mine, theirs in zip(got, expected, strict=True))
+    assert got[0][unasked_NB.flatten()].abs().max() == 0
+    assert got[0][~unasked_NB.flatten()].abs().sum(1).min() > 0
 
 
 def test_two_micro_batches_of_n_blocks_add_up_to_one_of_2n():
@@ -190,18 +180,17 @@ def test_sums_are_the_same_on_the_host():
 
 def teacher_rows_made(monkeypatch, chunk):
     """(rows made into logits, rows asked for), of a chunk of so many slots."""
-    monkeypatch.setattr(losses, "CHUNK_ELEMENTS", chunk * VOCAB)
+    monkeypatch.setattr(losses, "CHUNK_BYTES", chunk * VOCAB * 8)
+    monkeypatch.setattr(losses, "ROWS", 1)
     hidden_PD, head_VD, blocks, teacher_TD = random_case()
-    rows_made, original = [], losses._Chunk.teacher
+    teacher_TV = teacher_TD @ head_VD.T
+    rows_made = []
 
-    def spy(self, *args):
-        logits_UV = original(self, *args)
-        torch.testing.assert_close(logits_UV, teacher_TD[self.row_U] @ head_VD.T)
-        rows_made.extend(self.row_U.tolist())
-        return logits_UV
+    def spy(logits_CV, label_C, teacher_UV, rank_C, objective):
+        rows_made.extend(torch.cdist(teacher_UV, teacher_TV).argmin(-1).tolist())
+        return losses.chunk_losses(logits_CV, label_C, teacher_UV, rank_C, objective)
 
-    monkeypatch.setattr(losses._Chunk, "teacher", spy)
-    losses_of(hidden_PD, head_VD, blocks, FULL, teacher_TD)
+    losses_of(hidden_PD, head_VD, blocks, FULL, teacher_TD, losses=spy)
     row_NB = blocks.anchor_N[:, None] + torch.arange(BLOCK) - 1
     return rows_made, set(row_NB[blocks.weights_NB > 0].tolist())
 
@@ -248,10 +237,46 @@ def test_of_equal_logits_the_first_is_the_drafters_token(dtype):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("soft", [False, True])
-def test_compiled_on_the_gpu_they_equal_plain_autograd_in_float64(monkeypatch, soft):
-    """Several chunks, the last one filled up; bfloat16 logits are the error that is left."""
-    monkeypatch.setattr(losses, "COMPILED_CHUNK_BYTES", 256 * 5000 * 2 * 4)
+@pytest.mark.parametrize("cap_lambda", [0.0, 0.5])
+@pytest.mark.parametrize("vocabulary", [5000, 4999])
+def test_the_kernel_is_the_same_in_float64(dtype, soft, cap_lambda, vocabulary):
+    """On logits that are given: what is left is the rounding of float32 sums, and of the result."""
+    from dflash import loss_kernel
+
+    random = torch.Generator().manual_seed(0)
+    logits_CV = (4 * torch.randn(300, vocabulary, generator=random)).to(dtype)
+    label_C = logits_CV.argmax(-1)
+    label_C[::3] = torch.randint(0, vocabulary, (100,), generator=random)
+    logits_CV[1, label_C[1]] = 40.0  # sure of itself: the label's slope is almost 0
+    teacher_UV = (4 * torch.randn(40, vocabulary, generator=random)).to(dtype) if soft else None
+    rank_C = torch.randint(0, 40, (300,), generator=random)
+    objective = replace(FULL, cap_lambda=cap_lambda)
+    exact_teacher_UV = teacher_UV.double() if soft else None
+    *expected, correct_C = losses.chunk_losses(
+        logits_CV.double(), label_C, exact_teacher_UV, rank_C, objective
+    )
+    cuda = [None if x is None else x.cuda() for x in (logits_CV, label_C, teacher_UV, rank_C)]
+    *got, correct = loss_kernel.chunk_losses(*cuda, objective)
+    assert torch.equal(correct.cpu(), correct_C)
+    tolerances = [5e-3 if dtype == torch.bfloat16 else 1e-5] * 2 + [1e-5]
+    for mine, theirs, tolerance in zip(got, expected, tolerances, strict=True):
+        assert (mine is None) == (theirs is None)
+        if mine is not None:
+            assert (mine.cpu().double() - theirs).norm() < tolerance * theirs.norm()
+    if not soft:
+        label = label_C[1]
+        assert got[0][1, label].item() == pytest.approx(expected[0][1, label].item(), rel=5e-3)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("soft", [False, True])
+def test_on_the_gpu_they_equal_plain_autograd_in_float64(monkeypatch, soft):
+    """Several chunks; bfloat16 logits are the error that is left."""
+    from dflash import loss_kernel
+
+    monkeypatch.setattr(losses, "CHUNK_BYTES", 256 * 5000 * 2)
     random = torch.Generator().manual_seed(0)
     hidden_PD = torch.randn(150 * BLOCK, 64, generator=random).bfloat16()
     head_VD = (torch.randn(5000, 64, generator=random) / 4).bfloat16()
@@ -265,14 +290,13 @@ def test_compiled_on_the_gpu_they_equal_plain_autograd_in_float64(monkeypatch, s
     weights_NB[:, 0] = 0.0
     blocks = made(labels_NB, weights_NB)
     teacher_TD = torch.randn(160, 64, generator=random).bfloat16()
-    compiled = torch.compile(losses.chunk_losses, dynamic=False)
     *got, sums = block_losses(
         hidden_PD.cuda(),
         head_VD.cuda(),
         AskedSlots.of(blocks).to(torch.device("cuda")),
         FULL,
         teacher_TD.cuda() if soft else None,
-        compiled,
+        loss_kernel.chunk_losses,
     )
     soft_labels = teacher_TD.double() if soft else None
     main, cap, *expected = exact(hidden_PD, head_VD.double(), blocks, FULL, soft_labels)

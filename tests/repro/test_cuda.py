@@ -40,6 +40,7 @@ def outcome(name, cure):
         ("df006_rng_rewind", "private-generator"),
         ("df012_autograd_thread_deadlock", "own-thread-backward"),
         ("df012_autograd_thread_deadlock", "non-lazy-backward"),
+        ("df012_autograd_thread_deadlock", "lock-every-step"),
         ("df013_cudagraph_threads", "own-capture"),
     ],
 )
