@@ -11,7 +11,10 @@ from torch import Tensor
 
 from dflash.losses import Objective
 
-BLOCK, WARPS = 4096, 8
+BLOCK = 2048
+LOG2_E = tl.constexpr(1.4426950408889634)
+OUTSIDE = tl.constexpr(-1e30)
+"""A logit beside the vocabulary: finite, for it is multiplied by its probability, 0."""
 
 
 def chunk_losses(
@@ -40,7 +43,7 @@ def chunk_losses(
         SOFT=teacher_UV is not None,
         CAP=cap_CV is not None,
         BLOCK=BLOCK,
-        num_warps=WARPS,
+        num_warps=8 if teacher_UV is None and cap_CV is None else 16,
     )
     return logits_CV, cap_CV, parts_C3, correct_C
 
@@ -61,84 +64,97 @@ def _rows(
     CAP: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One row: z its logits, t the teacher's, q and p what they make of them."""
+    """One row: z its logits, t the teacher's, q and p what they make of them.
+
+    Exponents have base 2, as the hardware has: exp(z - top) is exp2(z * hot - top * hot).
+    """
     row = tl.program_id(0).to(tl.int64)
     logits += row * vocabulary
     label = tl.load(labels + row)
     own = tl.load(logits + label).to(tl.float32)
-    cold = 1.0 / temperature
+    hot = LOG2_E
+    cold = LOG2_E / temperature
+    own_t = 0.0
     if SOFT:
         teachers += tl.load(ranks + row) * vocabulary
+        own_t = tl.load(teachers + label).to(tl.float32)
 
-    # All sums are of exp(z - top), or of exp((t - top_t) / T), and grow with the top seen so far.
+    # All sums are relative to the tops seen so far, and shrink when these grow.
     top = float("-inf")
+    top_t = float("-inf")
     sum_q = tl.zeros([BLOCK], tl.float32)
     sum_qz = tl.zeros([BLOCK], tl.float32)
     sum_soft = tl.zeros([BLOCK], tl.float32)
-    top_t = float("-inf")
     sum_p = tl.zeros([BLOCK], tl.float32)
     sum_pt = tl.zeros([BLOCK], tl.float32)
     sum_pz = tl.zeros([BLOCK], tl.float32)
-    beaten = tl.zeros([BLOCK], tl.int32)
     for start in range(0, vocabulary, BLOCK):
         token = start + tl.arange(0, BLOCK)
         is_token = token < vocabulary
-        z = tl.load(logits + token, mask=is_token, other=float("-inf")).to(tl.float32)
-        loses = (z < own) | ((z == own) & (token >= label))
-        beaten = tl.where(loses | (token >= vocabulary), beaten, 1)
+        z = tl.load(logits + token, mask=is_token, other=OUTSIDE).to(tl.float32)
         new_top = tl.maximum(top, tl.max(z, 0))
-        q = tl.exp(z - new_top)
-        sum_q = sum_q * tl.exp(top - new_top) + q
-        finite_z = tl.where(is_token, z, 0.0)
+        shrink = tl.exp2((top - new_top) * hot)
+        q = tl.exp2(z * hot - new_top * hot)
+        sum_q = sum_q * shrink + q
         if CAP:
-            sum_qz = sum_qz * tl.exp(top - new_top) + q * finite_z
+            sum_qz = sum_qz * shrink + q * z
         if SOFT:
-            sum_soft = sum_soft * tl.exp((top - new_top) * cold) + tl.exp((z - new_top) * cold)
-            t = tl.load(teachers + token, mask=is_token, other=float("-inf")).to(tl.float32)
+            sum_soft = sum_soft * tl.exp2((top - new_top) * cold)
+            sum_soft += tl.exp2(z * cold - new_top * cold)
+            t = tl.load(teachers + token, mask=is_token, other=OUTSIDE).to(tl.float32)
             new_top_t = tl.maximum(top_t, tl.max(t, 0))
-            shrunk = tl.exp((top_t - new_top_t) * cold)
-            p = tl.exp((t - new_top_t) * cold)
-            sum_p = sum_p * shrunk + p
-            sum_pt = sum_pt * shrunk + p * tl.where(is_token, t, 0.0)
-            sum_pz = sum_pz * shrunk + p * finite_z
+            shrink_t = tl.exp2((top_t - new_top_t) * cold)
+            p = tl.exp2(t * cold - new_top_t * cold)
+            sum_p = sum_p * shrink_t + p
+            sum_pt = sum_pt * shrink_t + p * t
+            sum_pz = sum_pz * shrink_t + p * z
             top_t = new_top_t
         top = new_top
 
     total_q = tl.sum(sum_q, 0)
     norm = top + tl.log(total_q)
-    ce = norm - own
+    ce = tl.log(total_q) - (own - top)  # of a sure drafter: own is top, and nothing is rounded off
     kl = 0.0
     entropy = 0.0
     norm_soft = 0.0
     norm_t = 0.0
     if SOFT:
         total_p = tl.sum(sum_p, 0)
-        norm_soft = top * cold + tl.log(tl.sum(sum_soft, 0))
-        norm_t = top_t * cold + tl.log(total_p)
+        norm_soft = top * cold + tl.log2(tl.sum(sum_soft, 0))
+        norm_t = top_t * cold + tl.log2(total_p)
         difference = (tl.sum(sum_pt, 0) - tl.sum(sum_pz, 0)) / total_p * cold
-        kl = temperature * temperature * (difference - norm_t + norm_soft)
+        kl = temperature * temperature * (difference - norm_t + norm_soft) / LOG2_E
     if CAP:
         entropy = norm - tl.sum(sum_qz, 0) / total_q
-    tl.store(parts + 3 * row, ce)
-    tl.store(parts + 3 * row + 1, kl)
-    tl.store(parts + 3 * row + 2, entropy)
-    tl.store(corrects + row, tl.max(beaten, 0) == 0)
 
-    slope_of_label = _expm1(-ce)
+    ties = tl.zeros([BLOCK], tl.int32)
     for start in range(0, vocabulary, BLOCK):
         token = start + tl.arange(0, BLOCK)
         is_token = token < vocabulary
-        z = tl.load(logits + token, mask=is_token, other=0.0).to(tl.float32)
-        q = tl.exp(z - norm)
-        slope = tl.where(token == label, slope_of_label, q)
+        z = tl.load(logits + token, mask=is_token, other=OUTSIDE).to(tl.float32)
+        ties = tl.where((z == own) & (token < label), 1, ties)
+        q = tl.exp2(z * hot - norm * hot)
+        slope = q
         if SOFT:
-            t = tl.load(teachers + token, mask=is_token, other=0.0).to(tl.float32)
-            soft = tl.exp(z * cold - norm_soft) - tl.exp(t * cold - norm_t)
+            t = tl.load(teachers + token, mask=is_token, other=OUTSIDE).to(tl.float32)
+            soft = tl.exp2(z * cold - norm_soft) - tl.exp2(t * cold - norm_t)
             slope += kl_weight * temperature * soft
         if CAP:
             cap = -q * (z - norm + entropy)
             tl.store(caps + row * vocabulary + token, cap, mask=is_token)
         tl.store(logits + token, slope, mask=is_token)
+
+    of_label = _expm1(-ce)
+    if SOFT:
+        soft = tl.exp2(own * cold - norm_soft) - tl.exp2(own_t * cold - norm_t)
+        of_label += kl_weight * temperature * soft
+    tl.debug_barrier()  # the label's place has been written, with the others
+    tl.store(logits + label, of_label)
+    tl.store(parts + 3 * row, ce)
+    tl.store(parts + 3 * row + 1, kl)
+    tl.store(parts + 3 * row + 2, entropy)
+    # Of equal logits the first is the drafter's token.
+    tl.store(corrects + row, (own >= top) & (tl.max(ties, 0) == 0))
 
 
 @triton.jit

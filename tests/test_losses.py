@@ -249,7 +249,9 @@ def test_the_kernel_is_the_same_in_float64(dtype, soft, cap_lambda, vocabulary):
     logits_CV = (4 * torch.randn(300, vocabulary, generator=random)).to(dtype)
     label_C = logits_CV.argmax(-1)
     label_C[::3] = torch.randint(0, vocabulary, (100,), generator=random)
-    logits_CV[1, label_C[1]] = 40.0  # sure of itself: the label's slope is almost 0
+    logits_CV[1, label_C[1]] = 25.0  # rather sure: the label's slope is almost 0
+    logits_CV[4, :2] = logits_CV[4].max()  # equal logits, of which the first counts
+    label_C[4] = 1
     teacher_UV = (4 * torch.randn(40, vocabulary, generator=random)).to(dtype) if soft else None
     rank_C = torch.randint(0, 40, (300,), generator=random)
     objective = replace(FULL, cap_lambda=cap_lambda)
