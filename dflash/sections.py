@@ -94,7 +94,7 @@ class DevicesConfig(Section):
         at_least=2,
     )
     cuda_graphs: str = option(
-        "off",
+        "auto",
         help="replay the drafter's passes as CUDA graphs; auto measures whether that is faster",
         choices=("auto", "on", "off"),
     )

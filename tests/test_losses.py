@@ -269,7 +269,7 @@ def test_the_kernel_is_the_same_in_float64(dtype, soft, cap_lambda, vocabulary):
             assert (mine.cpu().double() - theirs).norm() < tolerance * theirs.norm()
     if not soft:
         label = label_C[1]
-        assert got[0][1, label].item() == pytest.approx(expected[0][1, label].item(), rel=5e-3)
+        assert got[0][1, label].item() == pytest.approx(expected[0][1, label].item(), rel=2e-2)
 
 
 @pytest.mark.gpu

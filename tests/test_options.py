@@ -40,7 +40,7 @@ SURFACE = {
         "--drafter-gpus": ("cuda:0",),
         "--compile": "auto",
         "--draft-chunk": 16384,
-        "--cuda-graphs": "off",
+        "--cuda-graphs": "auto",
         "--late-compile": "refuse",
     },
     "objective": {
