@@ -6,8 +6,10 @@ threads (DF013 in docs/fxrace.md). Nobody may draw from a device's default rando
 meanwhile, and no collective may run: capturing belongs to the warm-up, before the gate.
 """
 
-from collections.abc import Callable
-from contextlib import suppress
+import gc
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 import torch
@@ -17,6 +19,7 @@ from dflash.passes import EagerPasses
 from dflash.shapes import Chunk, Layout
 
 T = TypeVar("T")
+_one_captures = threading.Lock()
 
 
 class GraphedPasses:
@@ -36,6 +39,10 @@ class GraphedPasses:
         self.features_TF, self.layout, self.pool = features_TF.clone(), layout.clone(), pool
         (self.chunk,) = self.layout.chunks
         self.sums = passes.sums
+        with _no_garbage_collected():
+            self._capture(passes)
+
+    def _capture(self, passes: EagerPasses) -> None:
         self._begin, _ = self._captured(lambda: passes.begin(self.features_TF, self.layout))
         self._draft, self.hidden_PD = self._captured(lambda: passes.draft(self.chunk))
         self.main_PD = torch.zeros_like(self.hidden_PD)
@@ -44,6 +51,12 @@ class GraphedPasses:
             lambda: passes.weights_and_leaf(self.main_PD, self.cap_PD)
         )
         self._end, self.weights_of_context = self._captured(passes.weights_of_context)
+        passes.forget()  # so that graphs of other sizes find room in the pool
+
+    def fits(self, layout: Layout) -> bool:
+        """Whether these are the sizes that were captured; the context's are."""
+        blocks = len(self.chunk.anchor_N)
+        return all(len(chunk.anchor_N) == blocks for chunk in layout.chunks)
 
     def begin(self, features_TF: Tensor, layout: Layout) -> None:
         """See `Passes`."""
@@ -83,3 +96,21 @@ class GraphedPasses:
             raise
         graph.capture_end()
         return graph, made
+
+
+@contextmanager
+def _no_garbage_collected() -> Iterator[None]:
+    """Within, one thread captures, and no cycle of objects is taken apart.
+
+    There may be another graph among them, and to destroy one in a thread that captures spoils its
+    capture. torch.cuda.graph collects beforehand; other threads may start a collection later.
+    """
+    with _one_captures:
+        gc.collect()
+        enabled = gc.isenabled()
+        gc.disable()
+        try:
+            yield
+        finally:
+            if enabled:
+                gc.enable()

@@ -63,7 +63,8 @@ class ForwardBackward:
         self.sums = GradientSums(drafter.parameters(), with_cap=objective.cap_lambda > 0)
         self.seal = Seal(allow_late=config.devices.late_compile == "allow")
         self.graphs = config.devices.cuda_graphs if self.device.type == "cuda" else "off"
-        self.passes: dict[int, Passes] = {}
+        self.passes: dict[int, EagerPasses] = {}
+        self.graphed: dict[int, GraphedPasses] = {}
         self.losses: Callable[..., Any] | None = None
         if shapes is not None:
             self._compile(shapes, backend)
@@ -140,7 +141,7 @@ class ForwardBackward:
         return self._run(features_TF, layout, features.teacher_TD)
 
     def _run(self, features_TF: Tensor, layout: Layout, teacher_TD: Tensor | None) -> LossSums:
-        passes = self.passes[len(features_TF)] if self.passes else self._eager_passes(EAGER)
+        passes = self._passes(len(features_TF), layout)
         passes.begin(features_TF, layout)
         sums = self._no_sums()
         for chunk in layout.chunks:
@@ -156,6 +157,12 @@ class ForwardBackward:
             sums += part
         passes.end()
         return sums
+
+    def _passes(self, length: int, layout: Layout) -> Passes:
+        if not self.passes:
+            return self._eager_passes(EAGER)
+        graphed = self.graphed.get(length)
+        return graphed if graphed and graphed.fits(layout) else self.passes[length]
 
     def _example(self, length: int, sample: TargetFeatures) -> tuple[Tensor, Layout, Tensor | None]:
         """What `_run` takes, for a micro-batch of so many tokens with one chunk."""
@@ -174,10 +181,9 @@ class ForwardBackward:
         pool = torch.cuda.graph_pool_handle()
         for length in reversed(lengths):
             phase(f"capturing CUDA graphs for {length} context tokens")
-            example, eager = self._example(length, sample), self.passes[length]
+            example = self._example(length, sample)
             eager_s = self._seconds(*example)
-            assert isinstance(eager, EagerPasses)
-            self.passes[length] = GraphedPasses(eager, *example[:2], pool)
+            self.graphed[length] = GraphedPasses(self.passes[length], *example[:2], pool)
             graphs_s = self._seconds(*example)
             used = self.graphs == "on" or graphs_s < WORTHWHILE * eager_s
             log.info(
@@ -188,7 +194,7 @@ class ForwardBackward:
                 "used" if used else "not used",
             )
             if not used:
-                self.passes[length] = eager
+                del self.graphed[length]
 
     def _seconds(self, *example: Any) -> float:
         """Median time of a micro-batch."""

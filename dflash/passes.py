@@ -87,9 +87,13 @@ class EagerPasses:
     def end(self) -> None:
         """See `Passes`."""
         self.sums.add(*self.weights_of_context())
-        del self.context_TD, self.leaf_TD, self.hidden_PD, self.main_TD, self.cap_TD, self.layout
+        self.forget()
 
     def weights_of_context(self) -> ReachedByBoth:
         """The gradients of the weights that the context was made with."""
         with backward_on_this_thread():
             return backward(self.context_TD, self.main_TD, self.cap_TD, self.parameters)
+
+    def forget(self) -> None:
+        """Let go of what belongs to this micro-batch."""
+        del self.context_TD, self.leaf_TD, self.hidden_PD, self.main_TD, self.cap_TD, self.layout

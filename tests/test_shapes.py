@@ -10,7 +10,6 @@ import torch
 
 from dflash.attention import TILE
 from dflash.batches import TargetFeatures
-from dflash.cuda_graphs import GraphedPasses
 from dflash.forward_backward import ForwardBackward
 from dflash.shapes import ShapeError, ShapePolicy
 from dflash.streams import own_stream
@@ -130,7 +129,7 @@ def test_compiled_on_the_gpu_they_change_neither(case, graphs):
     with own_stream(CUDA):
         compiled = make(ShapePolicy((128,), 32, 4), "inductor", "cuda", graphs)
         compiled.warm_up(features.received(CUDA), lambda _phase: None)
-        assert isinstance(compiled.passes[128], GraphedPasses) == (graphs == "on")
+        assert (128 in compiled.graphed) == (graphs == "on")
         plain = make(None, device="cuda")
         for scale in (1.0, 0.5):
             scaled = replace(features, features_TF=scale * features.features_TF)
@@ -145,13 +144,10 @@ def test_replays_are_the_same_bits(case):
     make, features = case
     with own_stream(CUDA):
         compiled = make(ShapePolicy((128,), 32, 4), "inductor", "cuda", "on")
-        eager = {}
-        capture = compiled._capture
-        compiled._capture = lambda *args: (eager.update(compiled.passes), capture(*args))
         compiled.warm_up(features.received(CUDA), lambda _phase: None)
         replayed = sums_and_gradients(compiled, features, "cuda")
         replayed = [replayed[0], *([g.clone() for g in part] for part in replayed[1:])]
-        compiled.passes = eager
+        compiled.graphed.clear()
         again = sums_and_gradients(compiled, features, "cuda")
         torch.testing.assert_close(replayed, again, rtol=0, atol=0)
 
@@ -165,7 +161,7 @@ def test_without_a_gain_graphs_are_not_used(case, monkeypatch, caplog):
         seconds = iter([1.0, 1.0])
         monkeypatch.setattr(compiled, "_seconds", lambda *_example: next(seconds))
         compiled.warm_up(features.received(CUDA), lambda _phase: None)
-    assert not isinstance(compiled.passes[128], GraphedPasses)
+    assert not compiled.graphed
     assert "1000.00 ms a micro-batch, without them 1000.00: not used" in caplog.text
 
 
