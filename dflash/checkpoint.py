@@ -61,12 +61,10 @@ class TrainingState:
         with torch.no_grad():
             for name, parameter in drafter.named_parameters():
                 parameter.copy_(tensors[f"weight.{name}"])
-                # Beside its parameter, where the fused AdamW of a GPU counts. A copy: what was
-                # loaded is the mapped file, which would take disk space after it is deleted.
-                optimizer.state[parameter] = {
-                    kind: tensors[f"{kind}.{name}"].to(parameter.device, copy=True)
-                    for kind in TRAINING_KINDS[1:]
-                }
+                # Into the memory that is there: what was loaded is the mapped file, which would
+                # take disk space after it is deleted.
+                for kind in TRAINING_KINDS[1:]:
+                    optimizer.state[parameter][kind].copy_(tensors[f"{kind}.{name}"])
 
 
 @dataclass(frozen=True)

@@ -150,6 +150,7 @@ class DrafterTrainLoop:
                 lr=self.schedule.lr(step),
                 clip=self.config.optimizer.grad_clip,
                 step=step,
+                copies=self.forward_backward.copies,
             )
         except NonFiniteError as error:
             inputs = [check for part in parts for check in part.inputs]

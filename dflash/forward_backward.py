@@ -38,9 +38,10 @@ WORTHWHILE = 0.97
 class ForwardBackward:
     """One replica's drafter with its objective, on the calling thread.
 
-    Computes with a copy of the float32 weights in the target's precision, made anew for each step;
-    gradients add up in float32. With `shapes`, the layers are compiled, each size by itself, and
-    micro-batches are padded to these sizes; without, they run eager at whatever size comes.
+    Computes with a copy of the float32 weights in the target's precision, which whoever changes the
+    weights brings up to date; gradients add up in float32. With `shapes`, the layers are compiled,
+    each size by itself, and micro-batches are padded to these sizes; without, they run eager at
+    whatever size comes.
     """
 
     def __init__(
@@ -113,13 +114,15 @@ class ForwardBackward:
         self(sample, 0.0)
         self.seal.close()
 
+    @property
+    def copies(self) -> list[Tensor] | None:
+        """The weights that it computes with, where they are not the drafter's own."""
+        if self.working is self.drafter:
+            return None
+        return [parameter.data for parameter in self.working.parameters()]
+
     def start_step(self) -> None:
-        """Take the weights as they are now, and forget the gradients so far."""
-        if self.working is not self.drafter:
-            mine: list[Tensor] = list(self.working.parameters())
-            weights: list[Tensor] = list(self.drafter.parameters())
-            with torch.no_grad():
-                torch._foreach_copy_(mine, weights)
+        """Forget the gradients so far."""
         self.sums.start()
 
     def finish_step(self) -> Gradients:

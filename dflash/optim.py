@@ -59,24 +59,34 @@ def make_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Ada
     ]
     # The implementation is named, never left to choose: AdamW asks is_compiling(), and from torch
     # 2.13 on that is true in every thread while any thread compiles (pytorch#184614).
-    on_gpu = parameters[0].is_cuda
-    return torch.optim.AdamW(groups, lr=config.lr, fused=on_gpu, foreach=False)
+    optimizer = torch.optim.AdamW(groups, lr=config.lr, fused=False, foreach=False)
+    for parameter in parameters:
+        optimizer.state[parameter] = {
+            "step": torch.tensor(0.0),
+            "exp_avg": torch.zeros_like(parameter),
+            "exp_avg_sq": torch.zeros_like(parameter),
+        }
+    return optimizer
 
 
 def apply_step(
     model: nn.Module,
-    optimizer: torch.optim.Optimizer,
+    optimizer: torch.optim.AdamW,
     gradients: list[Tensor],
     *,
     divisor: float = 1.0,
     lr: float,
     clip: float,
     step: int,
+    copies: list[Tensor] | None = None,
 ) -> float:
     """Divide, clip, update, and return the gradient's norm before clipping.
 
-    The gradients are scaled in place. Raises NonFiniteError, before any weight changes, when the
-    norm is not finite.
+    Args:
+        gradients: may be scaled in place.
+        copies: the weights in another precision, which follow them.
+
+    Raises NonFiniteError, before any weight changes, when the norm is not finite.
     """
     # `foreach` is named for the same reason as in make_optimizer.
     total = nn.utils.get_total_norm(gradients, foreach=gradients[0].is_cuda)
@@ -84,11 +94,18 @@ def apply_step(
     if not math.isfinite(norm):
         raise NonFiniteError(f"step {step + 1}: the gradient's norm is {norm}")
     scale = min(1.0, clip / (norm + 1e-6)) if clip else 1.0
-    torch._foreach_mul_(gradients, scale / divisor)
-    for parameter, gradient in zip(model.parameters(), gradients, strict=True):
-        parameter.grad = gradient
     for group in optimizer.param_groups:
         group["lr"] = lr
+    weights: list[Tensor] = list(model.parameters())
+    if weights[0].is_cuda:
+        from dflash.update_kernel import adamw  # needs Triton, which comes with CUDA
+
+        adamw(optimizer, weights, gradients, scale / divisor, copies)
+        return norm
+    for weight, gradient in zip(weights, gradients, strict=True):
+        weight.grad = gradient.mul_(scale / divisor)
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
+    if copies is not None:
+        torch._foreach_copy_(copies, [weight.detach() for weight in weights])
     return norm

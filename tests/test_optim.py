@@ -201,3 +201,33 @@ def test_a_gradient_that_is_not_finite_changes_nothing(bad, clip):
         optimizer.state[p]["exp_avg"].equal(m)
         for p, m in zip(model.parameters(), moments, strict=True)
     )
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("with_copies", [True, False])
+def test_the_kernel_steps_as_adamw_does_in_float64(with_copies):
+    """Sizes of whole blocks and not; the copies are the weights, rounded."""
+    random = torch.Generator().manual_seed(0)
+    shapes, config = [(64, 48), (33, 41), (4096,), (7,)], OptimizerConfig(weight_decay=0.1)
+    model = nn.ParameterList([torch.randn(shape, generator=random) for shape in shapes])
+    exact = nn.ParameterList([weight.detach().double() for weight in model])
+    reference = make_optimizer(exact, config)
+    model = model.cuda()
+    optimizer = make_optimizer(model, config)
+    copies = [weight.detach().bfloat16() for weight in model] if with_copies else None
+    for step in range(5):
+        gradients = [torch.randn(shape, generator=random) for shape in shapes]
+        given = {"divisor": 3.0, "lr": 0.01, "clip": 5.0, "step": step}
+        on_gpu = [gradient.cuda() for gradient in gradients]
+        apply_step(model, optimizer, on_gpu, copies=copies, **given)
+        apply_step(exact, reference, [gradient.double() for gradient in gradients], **given)
+    for mine, theirs in zip(model, exact, strict=True):
+        torch.testing.assert_close(mine.cpu().double(), theirs, rtol=1e-5, atol=1e-6)
+        moments, expected = optimizer.state[mine], reference.state[theirs]
+        assert moments["step"] == expected["step"] == 5
+        for name in ("exp_avg", "exp_avg_sq"):
+            torch.testing.assert_close(
+                moments[name].cpu().double(), expected[name], rtol=1e-5, atol=1e-8
+            )
+    for copy, weight in zip(copies or [], model, strict=with_copies):
+        assert torch.equal(copy, weight.bfloat16())

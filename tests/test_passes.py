@@ -9,6 +9,8 @@ from dflash.batches import TargetFeatures
 from dflash.drafter import autocast, build_drafter
 from dflash.forward_backward import ForwardBackward
 from dflash.losses import Objective, block_losses
+from dflash.optim import apply_step, make_optimizer
+from dflash.sections import OptimizerConfig
 from dflash.shapes import ShapePolicy
 from dflash.target import FrozenHead
 
@@ -59,9 +61,11 @@ def test_gradients_are_those_of_autocast_to_the_bit(case):
 
 def test_each_step_computes_with_the_weights_as_they_are_then(case):
     drafter, run, features = case
-    with torch.no_grad():
-        for parameter in drafter.parameters():
-            parameter *= 0.5
+    before = [parameter.clone() for parameter in drafter.parameters()]
+    ones = [torch.ones_like(parameter) for parameter in before]
+    optimizer = make_optimizer(drafter, OptimizerConfig())
+    apply_step(drafter, optimizer, ones, lr=0.1, clip=0.0, step=0, copies=run.copies)
+    assert not any(map(torch.equal, drafter.parameters(), before))
     run.start_step()
     run(features, 0.0)
     gradients = run.finish_step()

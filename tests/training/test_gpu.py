@@ -71,6 +71,7 @@ def plain_losses(config):
                 lr=schedule.lr(step),
                 clip=config.optimizer.grad_clip,
                 step=step,
+                copies=forward_backward.copies,
             )
             ce, kl = float(sums.ce / sums.weight), float(sums.kl / sums.weight)
             cap = float(sums.entropy / sums.correct_weight) if sums.correct_weight else 0.0
