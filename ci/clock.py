@@ -62,6 +62,7 @@ class Peak:
         self.device = device
         if device.type == "cuda":
             wait(device)
+            torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats(device)
             self.before = torch.cuda.memory_allocated(device)
         else:
@@ -70,9 +71,12 @@ class Peak:
 
     @property
     def gb(self) -> float:
-        """The peak in 1e9 bytes; on a GPU with what was there before."""
+        """The peak in 1e9 bytes; of a GPU all that the allocator held, what lay there before too.
+
+        Held, not in use: what CUDA graphs replay in does not count as in use.
+        """
         if self.device.type == "cuda":
-            return torch.cuda.max_memory_allocated(self.device) / GB
+            return torch.cuda.max_memory_reserved(self.device) / GB
         return self.added_gb
 
     @property
