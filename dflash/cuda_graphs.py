@@ -22,6 +22,24 @@ T = TypeVar("T")
 _one_captures = threading.Lock()
 
 
+@contextmanager
+def capturing() -> Iterator[None]:
+    """Within, this thread alone captures, tries and drops graphs, and no garbage is collected.
+
+    There may be a graph in a cycle of objects, and to destroy one beside a capture can spoil it.
+    torch.cuda.graph collects beforehand; but another thread could start a collection meanwhile.
+    """
+    with _one_captures:
+        gc.collect()
+        enabled = gc.isenabled()
+        gc.disable()
+        try:
+            yield
+        finally:
+            if enabled:
+                gc.enable()
+
+
 class GraphedPasses:
     """`EagerPasses` of one size as replays; inputs are copied to where the graphs read them.
 
@@ -30,7 +48,7 @@ class GraphedPasses:
     """
 
     def __init__(self, passes: EagerPasses, features_TF: Tensor, layout: Layout, pool: Any) -> None:
-        """Capture, on the calling thread's stream, which must not be the default one.
+        """Capture, within `capturing`, on the calling thread's stream, not the default one.
 
         Args:
             features_TF, layout: of the sizes to capture for; what they hold does not matter.
@@ -39,10 +57,6 @@ class GraphedPasses:
         self.features_TF, self.layout, self.pool = features_TF.clone(), layout.clone(), pool
         (self.chunk,) = self.layout.chunks
         self.sums = passes.sums
-        with _no_garbage_collected():
-            self._capture(passes)
-
-    def _capture(self, passes: EagerPasses) -> None:
         self._begin, _ = self._captured(lambda: passes.begin(self.features_TF, self.layout))
         self._draft, self.hidden_PD = self._captured(lambda: passes.draft(self.chunk))
         self.main_PD = torch.zeros_like(self.hidden_PD)
@@ -96,21 +110,3 @@ class GraphedPasses:
             raise
         graph.capture_end()
         return graph, made
-
-
-@contextmanager
-def _no_garbage_collected() -> Iterator[None]:
-    """Within, one thread captures, and no cycle of objects is taken apart.
-
-    There may be another graph among them, and to destroy one in a thread that captures spoils its
-    capture. torch.cuda.graph collects beforehand; other threads may start a collection later.
-    """
-    with _one_captures:
-        gc.collect()
-        enabled = gc.isenabled()
-        gc.disable()
-        try:
-            yield
-        finally:
-            if enabled:
-                gc.enable()

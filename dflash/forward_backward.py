@@ -19,7 +19,7 @@ from dflash.compile import (
     let_backwards_run_twice,
 )
 from dflash.config import TrainConfig
-from dflash.cuda_graphs import GraphedPasses
+from dflash.cuda_graphs import GraphedPasses, capturing
 from dflash.drafter import Drafter
 from dflash.gradients import Gradients, GradientSums
 from dflash.layers import EAGER, HowLayersRun
@@ -184,20 +184,24 @@ class ForwardBackward:
         pool = torch.cuda.graph_pool_handle()
         for length in reversed(lengths):
             phase(f"capturing CUDA graphs for {length} context tokens")
-            example = self._example(length, sample)
-            eager_s = self._seconds(*example)
-            self.graphed[length] = GraphedPasses(self.passes[length], *example[:2], pool)
-            graphs_s = self._seconds(*example)
-            used = self.graphs == "on" or graphs_s < WORTHWHILE * eager_s
-            log.info(
-                "CUDA graphs for %d context tokens: %.2f ms a micro-batch, without them %.2f: %s",
-                length,
-                1e3 * graphs_s,
-                1e3 * eager_s,
-                "used" if used else "not used",
-            )
-            if not used:
-                del self.graphed[length]
+            with capturing():
+                self._capture_one(length, sample, pool)
+
+    def _capture_one(self, length: int, sample: TargetFeatures, pool: Any) -> None:
+        example = self._example(length, sample)
+        eager_s = self._seconds(*example)
+        self.graphed[length] = GraphedPasses(self.passes[length], *example[:2], pool)
+        graphs_s = self._seconds(*example)
+        used = self.graphs == "on" or graphs_s < WORTHWHILE * eager_s
+        log.info(
+            "CUDA graphs for %d context tokens: %.2f ms a micro-batch, without them %.2f: %s",
+            length,
+            1e3 * graphs_s,
+            1e3 * eager_s,
+            "used" if used else "not used",
+        )
+        if not used:
+            del self.graphed[length]
 
     def _seconds(self, *example: Any) -> float:
         """Median time of a micro-batch."""
