@@ -91,11 +91,13 @@ class GraphedPasses:
         self.main_PD.copy_(main_PD)
         if self.cap_PD is not None and cap_PD is not None:
             self.cap_PD.copy_(cap_PD)
+        self.sums.before_overwriting(*self.weights)
         self._backward.replay()
         self.sums.add(*self.weights)
 
     def end(self) -> None:
         """See `Passes`."""
+        self.sums.before_overwriting(*self.weights_of_context)
         self._end.replay()
         self.sums.add(*self.weights_of_context)
 

@@ -61,7 +61,11 @@ class ForwardBackward:
         self.objective = Objective(
             objective.kl_weight, objective.kl_temperature, objective.cap_lambda
         )
-        self.sums = GradientSums(drafter.parameters(), with_cap=objective.cap_lambda > 0)
+        self.sums = GradientSums(
+            list(drafter.parameters()),
+            with_cap=objective.cap_lambda > 0,
+            shared=len(config.devices.drafter_gpus) > 1,
+        )
         self.seal = Seal(allow_late=config.devices.late_compile == "allow")
         self.graphs = config.devices.cuda_graphs if self.device.type == "cuda" else "off"
         self.passes: dict[int, EagerPasses] = {}
@@ -126,7 +130,7 @@ class ForwardBackward:
         self.sums.start()
 
     def finish_step(self) -> Gradients:
-        """The gradients since `start_step`, which hold until the next one."""
+        """The gradients since `start_step`, which hold until the next micro-batch."""
         return self.sums.finish()
 
     def __call__(self, features: TargetFeatures, noise: float) -> LossSums:

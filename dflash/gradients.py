@@ -1,6 +1,6 @@
 """Gradients of the two parts of the loss, accumulated over micro-batches and replicas."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
 import torch
@@ -45,16 +45,17 @@ class Gradients:
 
 
 class GradientSums:
-    """Adds up one replica's gradients over the micro-batches of a step, in the leaves' precision.
+    """Adds up one replica's gradients over a step, in the leaves' precision.
 
-    The sums lie in the same memory for every step.
+    A gradient that nothing is added to is kept as it came: that is exact, and takes no pass over
+    the memory. `shared`: the sums are changed afterwards, and are therefore tensors of its own, in
+    the same memory for every step.
     """
 
-    def __init__(self, leaves: Iterable[Tensor], *, with_cap: bool) -> None:
-        self.main = _Sums([torch.zeros_like(leaf) for leaf in leaves])
-        self.cap = (
-            _Sums([torch.zeros_like(total) for total in self.main.totals]) if with_cap else None
-        )
+    def __init__(self, leaves: Sequence[Tensor], *, with_cap: bool, shared: bool) -> None:
+        self.main = _Sums(leaves)
+        self.cap = _Sums(leaves) if with_cap else None
+        self.shared = shared or with_cap
 
     def start(self) -> None:
         """Forget what was added so far."""
@@ -68,39 +69,60 @@ class GradientSums:
             assert cap is not None
             self.cap.add(cap)
 
+    def before_overwriting(self, main: Reached, cap: Reached | None) -> None:
+        """Copy what was kept of these tensors: they are about to hold something else."""
+        self.main.before_overwriting(main)
+        if self.cap is not None and cap is not None:
+            self.cap.before_overwriting(cap)
+
     def finish(self) -> Gradients:
-        """The sums since `start`: not copies, they hold until the next `start`."""
-        for part in self._parts():
-            part.finish()
-        return Gradients(self.main.totals, self.cap.totals if self.cap else None)
+        """The sums since `start`: not copies, they hold until the next gradients are made."""
+        main, *cap = (part.finish(self.shared) for part in self._parts())
+        return Gradients(main, cap[0] if cap else None)
 
     def _parts(self) -> "list[_Sums]":
         return [self.main, *([self.cap] if self.cap else [])]
 
 
 class _Sums:
-    """What is added first is copied: that costs half as much as zeros and an addition."""
+    """Those of one part: `now` by the leaf's number, some in `own` memory, some as they came."""
 
-    def __init__(self, totals: list[Tensor]) -> None:
-        self.totals = totals
+    def __init__(self, leaves: Sequence[Tensor]) -> None:
+        self.leaves = leaves
+        self.own: dict[int, Tensor] = {}
         self.start()
 
     def start(self) -> None:
-        self.missing = set(range(len(self.totals)))
+        self.now: dict[int, Tensor] = {}
 
     def add(self, gradients: Reached) -> None:
         reached = {i: gradient for i, gradient in enumerate(gradients) if gradient is not None}
-        first = sorted(self.missing & reached.keys())
-        if first:
-            torch._foreach_copy_([self.totals[i] for i in first], [reached[i] for i in first])
-        for i in reached.keys() - self.missing:
-            self.totals[i] += reached[i]
-        self.missing.difference_update(first)
+        later = reached.keys() & self.now.keys()
+        self.now = reached | self.now
+        self._make_own(later)
+        for i in later:
+            self.now[i] += reached[i]
 
-    def finish(self) -> None:
-        for i in self.missing:
-            self.totals[i].zero_()
-        self.missing.clear()
+    def before_overwriting(self, gradients: Reached) -> None:
+        self._make_own({i for i, gradient in enumerate(gradients) if gradient is self.now.get(i)})
+
+    def finish(self, shared: bool) -> list[Tensor]:
+        everything = set(range(len(self.leaves)))
+        for i in everything - self.now.keys():
+            self.now[i] = torch.zeros_like(self.leaves[i])
+        strided = {i for i, gradient in self.now.items() if not gradient.is_contiguous()}
+        self._make_own(everything if shared else strided)
+        return [self.now[i] for i in sorted(everything)]
+
+    def _make_own(self, numbers: Set[int]) -> None:
+        foreign = [
+            i for i in sorted(numbers & self.now.keys()) if self.now[i] is not self.own.get(i)
+        ]
+        for i in foreign:
+            self.own.setdefault(i, torch.empty_like(self.leaves[i]))
+        if foreign:
+            torch._foreach_copy_([self.own[i] for i in foreign], [self.now[i] for i in foreign])
+        self.now.update((i, self.own[i]) for i in foreign)
 
 
 def backward(

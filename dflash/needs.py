@@ -64,17 +64,21 @@ def _known_parts(
         here["head"] = 0 if here["target"] else _head(run, targets[0])
         here["drafter"] += drafter_bytes + (0 if run.dtype == torch.float32 else working)
         here["optimizer"] += 2 * drafter_bytes
-        # Those of one backward pass are on their way to the accumulators.
-        here["gradients"] += _accumulators(run) * drafter_bytes + working
+        # Those of one backward pass, as they come, and what they are added to.
+        here["gradients"] += working + _sums(run) * drafter_bytes
         here["queued"] += len(targets) * run.config.run.queue_capacity * _batch(run)
     return dict(parts)
 
 
-def _accumulators(run: Run) -> int:
+def _sums(run: Run) -> int:
     """Float32 gradients that a drafter holds: each part's own, and their sum over the replicas."""
     devices = [torch.device(name) for name in run.config.devices.drafter_gpus]
     parts = 1 + (run.config.objective.cap_lambda > 0)
-    return parts if len(devices) == 1 or have_gpus_of_their_own(devices) else 2 * parts
+    if len(devices) > 1:
+        return parts if have_gpus_of_their_own(devices) else 2 * parts
+    chunks = 1 if run.shapes is None else run.shapes.chunks
+    is_single = run.config.optimizer.grad_accum == chunks == parts == 1
+    return 0 if is_single else parts  # see GradientSums
 
 
 def _weights(target: Target) -> int:

@@ -83,14 +83,14 @@ def apply_step(
     """Divide, clip, update, and return the gradient's norm before clipping.
 
     Args:
-        gradients: may be scaled in place.
+        gradients: of any precision; may be scaled in place.
         copies: the weights in another precision, which follow them.
 
     Raises NonFiniteError, before any weight changes, when the norm is not finite.
     """
-    # `foreach` is named for the same reason as in make_optimizer.
-    total = nn.utils.get_total_norm(gradients, foreach=gradients[0].is_cuda)
-    norm = total.item() / divisor
+    accurate = torch.promote_types(gradients[0].dtype, torch.float32)
+    norms = torch._foreach_norm(gradients, 2, dtype=accurate)
+    norm = torch.linalg.vector_norm(torch.stack(norms)).item() / divisor
     if not math.isfinite(norm):
         raise NonFiniteError(f"step {step + 1}: the gradient's norm is {norm}")
     scale = min(1.0, clip / (norm + 1e-6)) if clip else 1.0
@@ -103,7 +103,7 @@ def apply_step(
         adamw(optimizer, weights, gradients, scale / divisor, copies)
         return norm
     for weight, gradient in zip(weights, gradients, strict=True):
-        weight.grad = gradient.mul_(scale / divisor)
+        weight.grad = gradient.to(weight.dtype).mul_(scale / divisor)
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     if copies is not None:

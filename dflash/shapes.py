@@ -91,12 +91,14 @@ class ShapePolicy:
     Attributes:
         contexts: tokens, ascending; the next larger one is taken.
         blocks: draft blocks that run at once; more of them run in several chunks.
+        chunks: how many the largest micro-batch has.
         padding: the part of all the run's draft slots, and of its context tokens, that is padding.
     """
 
     contexts: tuple[int, ...]
     blocks: int
     block_size: int
+    chunks: int = 1
     padding: tuple[float, float] = (0.0, 0.0)
 
     @classmethod
@@ -120,7 +122,11 @@ class ShapePolicy:
         padded_tokens = contexts[np.searchsorted(contexts, tokens + 1)].sum()
         padding = (1 - blocks.sum() / padded_slots, 1 - tokens.sum() / padded_tokens)
         return cls(
-            tuple(contexts.tolist()), size, block_size, (float(padding[0]), float(padding[1]))
+            tuple(contexts.tolist()),
+            size,
+            block_size,
+            math.ceil(most / size),
+            (float(padding[0]), float(padding[1])),
         )
 
     def __str__(self) -> str:

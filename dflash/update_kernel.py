@@ -69,7 +69,7 @@ def _update(
 ):
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = at < count
-    gradient = tl.load(gradients + at, mask=inside) * scale
+    gradient = tl.load(gradients + at, mask=inside).to(tl.float32) * scale
     mean = tl.load(means + at, mask=inside)
     mean += (gradient - mean) * (1 - beta1)
     square = tl.load(squares + at, mask=inside) * beta2 + gradient * gradient * (1 - beta2)

@@ -92,7 +92,7 @@ def test_the_gradient_does_not_depend_on_how_the_step_was_cut(case, replicas, gr
     size = BLOCKS // (replicas * grad_accum)
     parts, sums = [], LossSums.zero(BLOCK, CPU)
     for rank in range(replicas):
-        part = GradientSums(model.parameters(), with_cap=True)
+        part = GradientSums(list(model.parameters()), with_cap=True, shared=True)
         for i in range(grad_accum):
             start = (rank * grad_accum + i) * size
             hidden_PD, main_PD, cap_PD, of_batch = losses(slice(start, start + size))
@@ -106,16 +106,44 @@ def test_the_gradient_does_not_depend_on_how_the_step_was_cut(case, replicas, gr
     torch.testing.assert_close(got, list(expected), rtol=1e-10, atol=1e-13)
 
 
-def test_a_step_forgets_the_one_before_also_where_nothing_arrives():
-    sums = GradientSums([torch.ones(2), torch.ones(2)], with_cap=False)
+def halves(*values):
+    return [None if value is None else torch.full((2,), value).bfloat16() for value in values]
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_step_forgets_the_one_before_also_where_nothing_arrives(shared):
+    sums = GradientSums([torch.ones(2), torch.ones(2)], with_cap=False, shared=shared)
     seen = []
-    for step in ([[1.0, 2.0], [4.0, None]], [[None, 5.0], [None, None]], []):
+    for step in ([(1.0, 2.0), (4.0, None)], [(None, 5.0), (None, None)], []):
         sums.start()
         for reached in step:
-            sums.add([None if x is None else torch.full((2,), x).bfloat16() for x in reached], None)
+            sums.add(halves(*reached), None)
         seen.append([total[0].item() for total in sums.finish().main])
     assert seen == [[5.0, 2.0], [0.0, 5.0], [0.0, 0.0]]
-    assert {total.dtype for total in sums.main.totals} == {torch.float32}
+
+
+def test_a_single_gradient_is_kept_as_it_came_and_several_add_up_in_float32():
+    sums = GradientSums([torch.ones(2), torch.ones(2)], with_cap=False, shared=False)
+    single, first = given = halves(1.0, 256.0)
+    sums.add(given, None)
+    sums.add(halves(None, 1.0), None)  # in bfloat16 256 + 1 is 256
+    main = sums.finish().main
+    assert main[0] is single
+    assert (main[1].dtype, main[1].tolist()) == (torch.float32, [257.0, 257.0])
+    assert first.tolist() == [256.0, 256.0]
+
+
+def test_what_will_be_overwritten_is_copied_first():
+    sums = GradientSums([torch.ones(2), torch.ones(2)], with_cap=False, shared=False)
+    static, other = halves(1.0, None), halves(None, 3.0)
+    for value in (1.0, 2.0):  # as two replays of one graph
+        sums.before_overwriting(static, None)
+        static[0].fill_(value)
+        sums.add(static, None)
+    sums.add(other, None)
+    main = sums.finish().main
+    assert main[0].tolist() == [3.0, 3.0]
+    assert main[1] is other[1]
 
 
 def test_without_a_correct_slot_cap_is_left_out():
@@ -204,8 +232,9 @@ def test_a_gradient_that_is_not_finite_changes_nothing(bad, clip):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("with_copies", [True, False])
-def test_the_kernel_steps_as_adamw_does_in_float64(with_copies):
+def test_the_kernel_steps_as_adamw_does_in_float64(dtype, with_copies):
     """Sizes of whole blocks and not; the copies are the weights, rounded."""
     random = torch.Generator().manual_seed(0)
     shapes, config = [(64, 48), (33, 41), (4096,), (7,)], OptimizerConfig(weight_decay=0.1)
@@ -216,7 +245,7 @@ def test_the_kernel_steps_as_adamw_does_in_float64(with_copies):
     optimizer = make_optimizer(model, config)
     copies = [weight.detach().bfloat16() for weight in model] if with_copies else None
     for step in range(5):
-        gradients = [torch.randn(shape, generator=random) for shape in shapes]
+        gradients = [torch.randn(shape, generator=random).to(dtype) for shape in shapes]
         given = {"divisor": 3.0, "lr": 0.01, "clip": 5.0, "step": step}
         on_gpu = [gradient.cuda() for gradient in gradients]
         apply_step(model, optimizer, on_gpu, copies=copies, **given)
