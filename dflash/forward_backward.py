@@ -104,6 +104,7 @@ class ForwardBackward:
         for i, length in enumerate(reversed(lengths)):
             phase(f"compiling for {length} context tokens, {i + 1} of {len(lengths)}")
             started_s = time.monotonic()
+            self.start_step()
             self._run(*self._example(length, sample))
             log.info(
                 "compiled for %d context tokens, %d of %d, in %.1f s",
@@ -115,6 +116,7 @@ class ForwardBackward:
         if self.graphs != "off":
             self._capture(lengths, sample, phase)
         phase("warming up")
+        self.start_step()
         self(sample, 0.0)
         self.seal.close()
 
@@ -213,6 +215,7 @@ class ForwardBackward:
         for _ in range(TIMED):
             torch.cuda.current_stream().synchronize()
             started_s = time.perf_counter()
+            self.start_step()
             self._run(*example)
             torch.cuda.current_stream().synchronize()
             times.append(time.perf_counter() - started_s)

@@ -129,3 +129,13 @@ def test_cap_is_right_where_a_run_without_it_has_filled_the_compile_cache(someti
     assert min(gradient.norm() for gradient in expected.cap) > 0
     torch.testing.assert_close(got.main, expected.main, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(got.cap, expected.cap, rtol=1e-4, atol=1e-5)
+
+
+def test_a_warm_up_leaves_no_sums_behind_that_no_step_needs(sometimes_right):
+    """Of several micro-batches, each of one chunk."""
+    make, features = sometimes_right
+    run = make(0.0, ShapePolicy((128,), 64, 4))
+    run.warm_up(features, lambda _phase: None)
+    assert run.sums.main.now and not run.sums.main.own
+    run(features, 0.0)
+    assert run.sums.main.own
