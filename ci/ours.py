@@ -7,8 +7,7 @@ import torch
 from clock import working_dtype
 from shapes import GAMMA, Contender, Shape
 
-from dflash.anchors import eligible_anchors, make_blocks, sample_anchors
-from dflash.batches import Batch, TargetFeatures, pack
+from dflash.batches import Batch, TargetFeatures
 from dflash.compile import install_thread_isolation
 from dflash.config import TrainConfig
 from dflash.drafter import Drafter
@@ -142,28 +141,21 @@ def random_head(shape: Shape, device: torch.device) -> FrozenHead:
 def batch(shape: Shape, index: int) -> Batch:
     """Random documents, all supervised, with anchors as the prefetcher draws them."""
     random = torch.Generator().manual_seed(index)
-    rows = [
+    documents = [
         (
             torch.randint(0, shape.vocabulary - 1, (shape.tokens,), generator=random),
             torch.ones(shape.tokens, dtype=torch.bool),
         )
         for _ in range(shape.documents)
     ]
-    tokens_T, mask_T, lengths, document_T, position_T = pack(rows)
-    anchor_N = sample_anchors(
-        eligible_anchors(mask_T, document_T),
-        document_T,
+    return Batch.drawn(
+        index,
+        0,
+        documents,
+        block_size=shape.block,
+        mask_token_id=shape.vocabulary - 1,
+        gamma=GAMMA,
         per_document=shape.anchors,
         in_all=shape.documents * shape.anchors,
         generator=random,
     )
-    blocks = make_blocks(
-        tokens_T,
-        mask_T,
-        document_T,
-        anchor_N,
-        block_size=shape.block,
-        mask_token_id=shape.vocabulary - 1,
-        gamma=GAMMA,
-    )
-    return Batch(index, 0, tokens_T, lengths, document_T, position_T, blocks)

@@ -4,12 +4,15 @@ Documents lie one after another, without padding: T tokens in all, N blocks of B
 F = captured layers x target hidden size, D = target hidden size.
 """
 
+import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Self
 
 import torch
 from torch import Tensor
 
-from dflash.anchors import Blocks
+from dflash.anchors import Blocks, eligible_anchors, make_blocks, sample_anchors
 from dflash.streams import NOTHING_TO_WAIT_FOR, Lanes, Ready, keep_for_this_stream
 
 
@@ -32,6 +35,44 @@ class Batch:
     """The rows of --data-dir that the documents came from."""
     checksum: int = 0
     """CRC-32 of tokens and anchors: two runs that trained on the same agree in it."""
+
+    @classmethod
+    def drawn(
+        cls,
+        index: int,
+        epoch: int,
+        documents: list[tuple[Tensor, Tensor]],
+        *,
+        block_size: int,
+        mask_token_id: int,
+        gamma: float,
+        per_document: int,
+        in_all: int,
+        generator: torch.Generator,
+        rows: Sequence[int] = (),
+    ) -> Self:
+        """Documents of (tokens, loss_mask), with anchors drawn by `sample_anchors`."""
+        tokens_T, loss_mask_T, lengths, document_T, position_T = pack(documents)
+        anchor_N = sample_anchors(
+            eligible_anchors(loss_mask_T, document_T),
+            document_T,
+            per_document=per_document,
+            in_all=in_all,
+            generator=generator,
+        )
+        blocks = make_blocks(
+            tokens_T,
+            loss_mask_T,
+            document_T,
+            anchor_N,
+            block_size=block_size,
+            mask_token_id=mask_token_id,
+            gamma=gamma,
+        )
+        checksum = zlib.crc32(anchor_N.numpy().tobytes(), zlib.crc32(tokens_T.numpy().tobytes()))
+        return cls(
+            index, epoch, tokens_T, lengths, document_T, position_T, blocks, tuple(rows), checksum
+        )
 
     @property
     def is_empty(self) -> bool:

@@ -1,7 +1,6 @@
 """BatchPrefetcher: threads that read rows and lay out micro-batches and their draft blocks."""
 
 import logging
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,8 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from dflash.anchors import eligible_anchors, make_blocks, sample_anchors
-from dflash.batches import Batch, pack
+from dflash.batches import Batch
 from dflash.concurrency import Gate
 from dflash.config import TrainConfig
 from dflash.data.completions import Completions
@@ -38,34 +36,17 @@ class BatchSource:
         """The micro-batch: a function of (data, config, index)."""
         objective, model = self.config.objective, self.config.model
         planned = self.plan[index]
-        rows = [self._row(row) for row in planned.rows]
-        tokens_T, loss_mask_T, lengths, document_T, position_T = pack(rows)
-        anchor_N = sample_anchors(
-            eligible_anchors(loss_mask_T, document_T),
-            document_T,
-            per_document=objective.max_anchors,
-            in_all=self.most_blocks,
-            generator=generator(self.config.data.seed, ANCHORS, planned.epoch, index),
-        )
-        blocks = make_blocks(
-            tokens_T,
-            loss_mask_T,
-            document_T,
-            anchor_N,
+        return Batch.drawn(
+            index,
+            planned.epoch,
+            [self._row(row) for row in planned.rows],
             block_size=model.block_size,
             mask_token_id=self.mask_token_id,
             gamma=objective.gamma,
-        )
-        return Batch(
-            index,
-            planned.epoch,
-            tokens_T,
-            lengths,
-            document_T,
-            position_T,
-            blocks,
-            rows=tuple(planned.rows.tolist()),
-            checksum=zlib.crc32(anchor_N.numpy().tobytes(), zlib.crc32(tokens_T.numpy().tobytes())),
+            per_document=objective.max_anchors,
+            in_all=self.most_blocks,
+            generator=generator(self.config.data.seed, ANCHORS, planned.epoch, index),
+            rows=planned.rows.tolist(),
         )
 
     @property

@@ -186,8 +186,7 @@ def make_batch():
     """A function that makes a micro-batch of documents of given lengths, drawn anew each time."""
     import torch
 
-    from dflash.anchors import eligible_anchors, make_blocks, sample_anchors
-    from dflash.batches import Batch, pack
+    from dflash.batches import Batch
 
     random = torch.Generator().manual_seed(0)
 
@@ -196,23 +195,16 @@ def make_batch():
             (torch.randint(vocab_size - 1, (n,), generator=random), torch.ones(n).bool())
             for n in lengths
         ]
-        tokens_T, mask_T, lengths, document_T, position_T = pack(rows)
-        anchor_N = sample_anchors(
-            eligible_anchors(mask_T, document_T),
-            document_T,
+        return Batch.drawn(
+            0,
+            0,
+            rows,
+            block_size=block_size,
+            mask_token_id=vocab_size - 1,
+            gamma=4.0,
             per_document=anchors,
             in_all=10**6,
             generator=random,
         )
-        blocks = make_blocks(
-            tokens_T,
-            mask_T,
-            document_T,
-            anchor_N,
-            block_size=block_size,
-            mask_token_id=vocab_size - 1,
-            gamma=4.0,
-        )
-        return Batch(0, 0, tokens_T, lengths, document_T, position_T, blocks)
 
     return make
