@@ -60,7 +60,7 @@ class GraphedPasses:
         self._begin, _ = self._captured(lambda: passes.begin(self.features_TF, self.layout))
         self._draft, self.hidden_PD = self._captured(lambda: passes.draft(self.chunk))
         self.main_PD = torch.zeros_like(self.hidden_PD)
-        self.cap_PD = torch.zeros_like(self.hidden_PD) if self.sums.cap else None
+        self.cap_PD = torch.zeros_like(self.hidden_PD) if self.sums.with_cap else None
         self._backward, self.weights = self._captured(
             lambda: passes.weights_and_leaf(self.main_PD, self.cap_PD)
         )
@@ -91,15 +91,15 @@ class GraphedPasses:
         self.main_PD.copy_(main_PD)
         if self.cap_PD is not None and cap_PD is not None:
             self.cap_PD.copy_(cap_PD)
-        self.sums.before_overwriting(*self.weights)
+        self.sums.before_overwriting(self.weights)
         self._backward.replay()
-        self.sums.add(*self.weights)
+        self.sums.add(self.weights)
 
     def end(self) -> None:
         """See `Passes`."""
-        self.sums.before_overwriting(*self.weights_of_context)
+        self.sums.before_overwriting(self.weights_of_context)
         self._end.replay()
-        self.sums.add(*self.weights_of_context)
+        self.sums.add(self.weights_of_context)
 
     def _captured(self, act: Callable[[], T]) -> tuple[torch.cuda.CUDAGraph, T]:
         graph = torch.cuda.CUDAGraph()

@@ -76,7 +76,7 @@ class ForwardBackward:
 
     def _compile(self, shapes: ShapePolicy, backend: str) -> None:
         """Passes for each length of the context: each code object meets one size only."""
-        if self.sums.cap:
+        if self.sums.with_cap:
             let_backwards_run_twice()
 
         def compiled(function: Callable[..., Any]) -> Callable[..., Any]:

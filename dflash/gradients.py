@@ -10,8 +10,8 @@ from dflash.losses import LossSums
 
 Reached = Sequence[Tensor | None]
 """One gradient per leaf, None where nothing reaches it."""
-ReachedByBoth = tuple[Reached, Reached | None]
-"""Those of the loss's two parts; None for all of CAP where there is none."""
+ReachedByParts = list[Reached]
+"""Those of each part of the loss: the main one and, where it has a weight, CAP."""
 
 
 @dataclass(frozen=True)
@@ -53,35 +53,28 @@ class GradientSums:
     """
 
     def __init__(self, leaves: Sequence[Tensor], *, with_cap: bool, shared: bool) -> None:
-        self.main = _Sums(leaves)
-        self.cap = _Sums(leaves) if with_cap else None
-        self.shared = shared or with_cap
+        self.parts = [_Sums(leaves) for _ in range(1 + with_cap)]
+        self.with_cap, self.shared = with_cap, shared or with_cap
 
     def start(self) -> None:
         """Forget what was added so far."""
-        for part in self._parts():
+        for part in self.parts:
             part.start()
 
-    def add(self, main: Reached, cap: Reached | None) -> None:
-        """Add the two parts' gradients, as `backward` returns them."""
-        self.main.add(main)
-        if self.cap is not None:
-            assert cap is not None
-            self.cap.add(cap)
+    def add(self, reached: ReachedByParts) -> None:
+        """Add gradients, as `backward` returns them."""
+        for part, gradients in zip(self.parts, reached, strict=True):
+            part.add(gradients)
 
-    def before_overwriting(self, main: Reached, cap: Reached | None) -> None:
+    def before_overwriting(self, reached: ReachedByParts) -> None:
         """Copy what was kept of these tensors: they are about to hold something else."""
-        self.main.before_overwriting(main)
-        if self.cap is not None and cap is not None:
-            self.cap.before_overwriting(cap)
+        for part, gradients in zip(self.parts, reached, strict=True):
+            part.before_overwriting(gradients)
 
     def finish(self) -> Gradients:
         """The sums since `start`: not copies, they hold until the next gradients are made."""
-        main, *cap = (part.finish(self.shared) for part in self._parts())
+        main, *cap = (part.finish(self.shared) for part in self.parts)
         return Gradients(main, cap[0] if cap else None)
-
-    def _parts(self) -> "list[_Sums]":
-        return [self.main, *([self.cap] if self.cap else [])]
 
 
 class _Sums:
@@ -125,17 +118,13 @@ class _Sums:
         self.now.update((i, self.own[i]) for i in foreign)
 
 
-def backward(
-    made: Tensor, main: Tensor, cap: Tensor | None, leaves: Sequence[Tensor]
-) -> ReachedByBoth:
-    """What reaches `leaves` through `made`, given the two parts' gradients of it."""
-
-    def of(gradient: Tensor, retain_graph: bool) -> Reached:
-        return torch.autograd.grad(
-            made, leaves, gradient, retain_graph=retain_graph, allow_unused=True
-        )
-
-    return of(main, cap is not None), None if cap is None else of(cap, False)
+def backward(made: Tensor, by_part: Sequence[Tensor], leaves: Sequence[Tensor]) -> ReachedByParts:
+    """What reaches `leaves` through `made`, given its gradient by each part of the loss."""
+    last = len(by_part) - 1
+    return [
+        torch.autograd.grad(made, leaves, gradient, retain_graph=i < last, allow_unused=True)
+        for i, gradient in enumerate(by_part)
+    ]
 
 
 def _summed(parts: list[list[Tensor]], device: torch.device) -> list[Tensor]:

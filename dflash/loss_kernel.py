@@ -66,20 +66,77 @@ def _rows(
 ):
     """One row: z its logits, t the teacher's, q and p what they make of them.
 
-    Exponents have base 2, as the hardware has: exp(z - top) is exp2(z * hot - top * hot).
+    Exponents have base 2, as the hardware has: exp(z - top) is exp2(z * LOG2_E - top * LOG2_E).
     """
     row = tl.program_id(0).to(tl.int64)
     logits += row * vocabulary
     label = tl.load(labels + row)
     own = tl.load(logits + label).to(tl.float32)
-    hot = LOG2_E
     cold = LOG2_E / temperature
     own_t = 0.0
     if SOFT:
         teachers += tl.load(ranks + row) * vocabulary
         own_t = tl.load(teachers + label).to(tl.float32)
 
-    # All sums are relative to the tops seen so far, and shrink when these grow.
+    top, top_t, total_q, total_qz, total_soft, total_p, total_pt, total_pz = _sums(
+        logits, teachers, vocabulary, cold, SOFT, CAP, BLOCK
+    )
+    norm = top + tl.log(total_q)
+    ce = tl.log(total_q) - (own - top)  # of a sure drafter: own is top, and nothing is rounded off
+    kl = 0.0
+    entropy = 0.0
+    norm_soft = 0.0
+    norm_t = 0.0
+    if SOFT:
+        norm_soft = top * cold + tl.log2(total_soft)
+        norm_t = top_t * cold + tl.log2(total_p)
+        difference = (total_pt - total_pz) / total_p * cold
+        kl = temperature * temperature * (difference - norm_t + norm_soft) / LOG2_E
+    if CAP:
+        entropy = norm - total_qz / total_q
+
+    pull = kl_weight * temperature
+    if CAP:
+        caps += row * vocabulary
+    is_first = _write_gradients(
+        logits,
+        teachers,
+        caps,
+        vocabulary,
+        label,
+        own,
+        norm,
+        entropy,
+        cold,
+        norm_soft,
+        norm_t,
+        pull,
+        SOFT,
+        CAP,
+        BLOCK,
+    )
+
+    of_label = _expm1(-ce)
+    if SOFT:
+        soft = tl.exp2(own * cold - norm_soft) - tl.exp2(own_t * cold - norm_t)
+        of_label += pull * soft
+    tl.debug_barrier()  # the label's place has been written, with the others
+    tl.store(logits + label, of_label)
+    tl.store(parts + 3 * row, ce)
+    tl.store(parts + 3 * row + 1, kl)
+    tl.store(parts + 3 * row + 2, entropy)
+    # Of equal logits the first is the drafter's token.
+    tl.store(corrects + row, (own >= top) & is_first)
+
+
+@triton.jit
+def _sums(
+    logits, teachers, vocabulary, cold, SOFT: tl.constexpr, CAP: tl.constexpr, BLOCK: tl.constexpr
+):
+    """The tops of z and t, and sums over the row: of q, q z, q at the temperature, p, p t and p z.
+
+    The sums are relative to the tops seen so far, and shrink when these grow.
+    """
     top = float("-inf")
     top_t = float("-inf")
     sum_q = tl.zeros([BLOCK], tl.float32)
@@ -93,8 +150,8 @@ def _rows(
         is_token = token < vocabulary
         z = tl.load(logits + token, mask=is_token, other=OUTSIDE).to(tl.float32)
         new_top = tl.maximum(top, tl.max(z, 0))
-        shrink = tl.exp2((top - new_top) * hot)
-        q = tl.exp2(z * hot - new_top * hot)
+        shrink = tl.exp2((top - new_top) * LOG2_E)
+        q = tl.exp2(z * LOG2_E - new_top * LOG2_E)
         sum_q = sum_q * shrink + q
         if CAP:
             sum_qz = sum_qz * shrink + q * z
@@ -110,51 +167,57 @@ def _rows(
             sum_pz = sum_pz * shrink_t + p * z
             top_t = new_top_t
         top = new_top
+    return (
+        top,
+        top_t,
+        tl.sum(sum_q, 0),
+        tl.sum(sum_qz, 0),
+        tl.sum(sum_soft, 0),
+        tl.sum(sum_p, 0),
+        tl.sum(sum_pt, 0),
+        tl.sum(sum_pz, 0),
+    )
 
-    total_q = tl.sum(sum_q, 0)
-    norm = top + tl.log(total_q)
-    ce = tl.log(total_q) - (own - top)  # of a sure drafter: own is top, and nothing is rounded off
-    kl = 0.0
-    entropy = 0.0
-    norm_soft = 0.0
-    norm_t = 0.0
-    if SOFT:
-        total_p = tl.sum(sum_p, 0)
-        norm_soft = top * cold + tl.log2(tl.sum(sum_soft, 0))
-        norm_t = top_t * cold + tl.log2(total_p)
-        difference = (tl.sum(sum_pt, 0) - tl.sum(sum_pz, 0)) / total_p * cold
-        kl = temperature * temperature * (difference - norm_t + norm_soft) / LOG2_E
-    if CAP:
-        entropy = norm - tl.sum(sum_qz, 0) / total_q
 
+@triton.jit
+def _write_gradients(
+    logits,
+    teachers,
+    caps,
+    vocabulary,
+    label,
+    own,
+    norm,
+    entropy,
+    cold,
+    norm_soft,
+    norm_t,
+    pull,
+    SOFT: tl.constexpr,
+    CAP: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Put the row's gradients in place, the label's as if it were none.
+
+    Returns whether no token before the label has the same logit.
+    """
     ties = tl.zeros([BLOCK], tl.int32)
     for start in range(0, vocabulary, BLOCK):
         token = start + tl.arange(0, BLOCK)
         is_token = token < vocabulary
         z = tl.load(logits + token, mask=is_token, other=OUTSIDE).to(tl.float32)
         ties = tl.where((z == own) & (token < label), 1, ties)
-        q = tl.exp2(z * hot - norm * hot)
+        q = tl.exp2(z * LOG2_E - norm * LOG2_E)
         slope = q
         if SOFT:
             t = tl.load(teachers + token, mask=is_token, other=OUTSIDE).to(tl.float32)
             soft = tl.exp2(z * cold - norm_soft) - tl.exp2(t * cold - norm_t)
-            slope += kl_weight * temperature * soft
+            slope += pull * soft
         if CAP:
             cap = -q * (z - norm + entropy)
-            tl.store(caps + row * vocabulary + token, cap, mask=is_token)
+            tl.store(caps + token, cap, mask=is_token)
         tl.store(logits + token, slope, mask=is_token)
-
-    of_label = _expm1(-ce)
-    if SOFT:
-        soft = tl.exp2(own * cold - norm_soft) - tl.exp2(own_t * cold - norm_t)
-        of_label += kl_weight * temperature * soft
-    tl.debug_barrier()  # the label's place has been written, with the others
-    tl.store(logits + label, of_label)
-    tl.store(parts + 3 * row, ce)
-    tl.store(parts + 3 * row + 1, kl)
-    tl.store(parts + 3 * row + 2, entropy)
-    # Of equal logits the first is the drafter's token.
-    tl.store(corrects + row, (own >= top) & (tl.max(ties, 0) == 0))
+    return tl.max(ties, 0) == 0
 
 
 @triton.jit

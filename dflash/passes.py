@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dflash.compile import backward_on_this_thread
 from dflash.drafter import Drafter
-from dflash.gradients import GradientSums, ReachedByBoth, backward
+from dflash.gradients import GradientSums, ReachedByParts, backward
 from dflash.layers import EAGER, HowLayersRun
 from dflash.shapes import Chunk, Layout
 
@@ -49,8 +49,7 @@ class EagerPasses:
         """See `Passes`."""
         self.context_TD = self.drafter.context(features_TF)
         self.leaf_TD = self.context_TD.detach().requires_grad_()
-        self.main_TD = torch.zeros_like(self.leaf_TD)
-        self.cap_TD = torch.zeros_like(self.leaf_TD) if self.sums.cap else None
+        self.by_part_TD = [torch.zeros_like(self.leaf_TD) for _ in self.sums.parts]
         self.layout = layout
 
     def draft(self, chunk: Chunk) -> Tensor:
@@ -71,29 +70,29 @@ class EagerPasses:
 
     def backward(self, main_PD: Tensor, cap_PD: Tensor | None) -> None:
         """See `Passes`."""
-        self.sums.add(*self.weights_and_leaf(main_PD, cap_PD))
+        self.sums.add(self.weights_and_leaf(main_PD, cap_PD))
 
-    def weights_and_leaf(self, main_PD: Tensor, cap_PD: Tensor | None) -> ReachedByBoth:
+    def weights_and_leaf(self, main_PD: Tensor, cap_PD: Tensor | None) -> ReachedByParts:
         """The gradients of the weights; the context's are added up here."""
         leaves = [*self.parameters, self.leaf_TD]
+        by_part_PD = [main_PD] if cap_PD is None else [main_PD, cap_PD]
         with backward_on_this_thread():
-            main, cap = backward(self.hidden_PD, main_PD, cap_PD, leaves)
-        for into_TD, reached in ((self.main_TD, main), (self.cap_TD, cap)):
-            if into_TD is not None:
-                assert reached is not None and reached[-1] is not None  # all see the context
-                into_TD += reached[-1]
-        return main[:-1], None if cap is None else cap[:-1]
+            reached = backward(self.hidden_PD, by_part_PD, leaves)
+        for total_TD, (*_, context_TD) in zip(self.by_part_TD, reached, strict=True):
+            assert context_TD is not None  # all slots see it
+            total_TD += context_TD
+        return [gradients[:-1] for gradients in reached]
 
     def end(self) -> None:
         """See `Passes`."""
-        self.sums.add(*self.weights_of_context())
+        self.sums.add(self.weights_of_context())
         self.forget()
 
-    def weights_of_context(self) -> ReachedByBoth:
+    def weights_of_context(self) -> ReachedByParts:
         """The gradients of the weights that the context was made with."""
         with backward_on_this_thread():
-            return backward(self.context_TD, self.main_TD, self.cap_TD, self.parameters)
+            return backward(self.context_TD, self.by_part_TD, self.parameters)
 
     def forget(self) -> None:
         """Let go of what belongs to this micro-batch."""
-        del self.context_TD, self.leaf_TD, self.hidden_PD, self.main_TD, self.cap_TD, self.layout
+        del self.context_TD, self.leaf_TD, self.hidden_PD, self.by_part_TD, self.layout

@@ -37,7 +37,7 @@ def adamw(
             gradient,
             state["exp_avg"],
             state["exp_avg_sq"],
-            None if copies is None else copies[i].data,
+            None if copies is None else copies[i],
             count,
             scale,
             beta1,

@@ -96,7 +96,7 @@ def test_the_gradient_does_not_depend_on_how_the_step_was_cut(case, replicas, gr
         for i in range(grad_accum):
             start = (rank * grad_accum + i) * size
             hidden_PD, main_PD, cap_PD, of_batch = losses(slice(start, start + size))
-            part.add(*backward(hidden_PD, main_PD, cap_PD, list(model.parameters())))
+            part.add(backward(hidden_PD, [main_PD, cap_PD], list(model.parameters())))
             sums += of_batch
         parts.append(part.finish())
     together, weight = Gradients.total(parts, CPU).combined(sums, FULL.cap_lambda)
@@ -117,7 +117,7 @@ def test_a_step_forgets_the_one_before_also_where_nothing_arrives(shared):
     for step in ([(1.0, 2.0), (4.0, None)], [(None, 5.0), (None, None)], []):
         sums.start()
         for reached in step:
-            sums.add(halves(*reached), None)
+            sums.add([halves(*reached)])
         seen.append([total[0].item() for total in sums.finish().main])
     assert seen == [[5.0, 2.0], [0.0, 5.0], [0.0, 0.0]]
 
@@ -125,8 +125,8 @@ def test_a_step_forgets_the_one_before_also_where_nothing_arrives(shared):
 def test_a_single_gradient_is_kept_as_it_came_and_several_add_up_in_float32():
     sums = GradientSums([torch.ones(2), torch.ones(2)], with_cap=False, shared=False)
     single, first = given = halves(1.0, 256.0)
-    sums.add(given, None)
-    sums.add(halves(None, 1.0), None)  # in bfloat16 256 + 1 is 256
+    sums.add([given])
+    sums.add([halves(None, 1.0)])  # in bfloat16 256 + 1 is 256
     main = sums.finish().main
     assert main[0] is single
     assert (main[1].dtype, main[1].tolist()) == (torch.float32, [257.0, 257.0])
@@ -137,10 +137,10 @@ def test_what_will_be_overwritten_is_copied_first():
     sums = GradientSums([torch.ones(2), torch.ones(2)], with_cap=False, shared=False)
     static, other = halves(1.0, None), halves(None, 3.0)
     for value in (1.0, 2.0):  # as two replays of one graph
-        sums.before_overwriting(static, None)
+        sums.before_overwriting([static])
         static[0].fill_(value)
-        sums.add(static, None)
-    sums.add(other, None)
+        sums.add([static])
+    sums.add([other])
     main = sums.finish().main
     assert main[0].tolist() == [3.0, 3.0]
     assert main[1] is other[1]

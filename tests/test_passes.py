@@ -49,14 +49,18 @@ def under_autocast(drafter, head, features):
     return torch.autograd.grad(hidden_PD, list(drafter.parameters()), main_PD)
 
 
+def after(run, features, times=1):
+    """The gradients of a step of so many equal micro-batches, in float32."""
+    run.start_step()
+    for _ in range(times):
+        run(features, 0.0)
+    return [gradient.float() for gradient in run.finish_step().main]
+
+
 def test_gradients_are_those_of_autocast_to_the_bit(case):
     drafter, run, features = case
-    run.start_step()
-    run(features, 0.0)
-    gradients = run.finish_step()
     expected = under_autocast(drafter, run.head, features)
-    got = [gradient.float() for gradient in gradients.main]
-    torch.testing.assert_close(got, list(expected), rtol=0, atol=0)
+    torch.testing.assert_close(after(run, features), list(expected), rtol=0, atol=0)
 
 
 def test_each_step_computes_with_the_weights_as_they_are_then(case):
@@ -66,25 +70,14 @@ def test_each_step_computes_with_the_weights_as_they_are_then(case):
     optimizer = make_optimizer(drafter, OptimizerConfig())
     apply_step(drafter, optimizer, ones, lr=0.1, clip=0.0, step=0, copies=run.copies)
     assert not any(map(torch.equal, drafter.parameters(), before))
-    run.start_step()
-    run(features, 0.0)
-    gradients = run.finish_step()
     expected = under_autocast(drafter, run.head, features)
-    got = [gradient.float() for gradient in gradients.main]
-    torch.testing.assert_close(got, list(expected), rtol=0, atol=0)
+    torch.testing.assert_close(after(run, features), list(expected), rtol=0, atol=0)
 
 
 def test_many_micro_batches_add_up_in_float32(case):
     """A bfloat16 sum of equal parts stands still after 256 of them."""
     _, run, features = case
-
-    def after(times):
-        run.start_step()
-        for _ in range(times):
-            run(features, 0.0)
-        return [gradient.float() for gradient in run.finish_step().main]
-
-    for first, total in zip(after(1), after(300), strict=True):
+    for first, total in zip(after(run, features), after(run, features, times=300), strict=True):
         torch.testing.assert_close(total, 300 * first, rtol=1e-3, atol=1e-5)
 
 
@@ -136,6 +129,7 @@ def test_a_warm_up_leaves_no_sums_behind_that_no_step_needs(sometimes_right):
     make, features = sometimes_right
     run = make(0.0, ShapePolicy((128,), 64, 4))
     run.warm_up(features, lambda _phase: None)
-    assert run.sums.main.now and not run.sums.main.own
+    (part,) = run.sums.parts
+    assert part.now and not part.own
     run(features, 0.0)
-    assert run.sums.main.own
+    assert part.own
