@@ -2,8 +2,9 @@
 
 Each drafter thread captures for itself, on its own stream and into a memory pool of its own, in the
 capture mode that lets other threads go on. torch's own cudagraph trees do not work in several
-threads (DF013 in docs/fxrace.md). Nobody may draw from a device's default random generator
-meanwhile, and no collective may run: capturing belongs to the warm-up, before the gate.
+threads (DF013 in docs/fxrace.md). Meanwhile nobody may draw from a device's default random
+generator, no collective may run, and nobody may wait for a whole device, as Inductor does when it
+tries kernels: capturing comes after everyone has compiled, and before the gate.
 """
 
 import gc
@@ -74,6 +75,7 @@ class GraphedPasses:
 
     def begin(self, features_TF: Tensor, layout: Layout) -> None:
         """See `Passes`."""
+        self.sums.before_overwriting()
         self.features_TF.copy_(features_TF)
         self.layout.document_T.copy_(layout.document_T)
         self.layout.position_T.copy_(layout.position_T)
@@ -81,6 +83,8 @@ class GraphedPasses:
 
     def draft(self, chunk: Chunk) -> Tensor:
         """See `Passes`. The result is overwritten by the next one."""
+        # What this keeps for its backward lies where that one will leave gradients.
+        self.sums.before_overwriting()
         self.chunk.anchor_N.copy_(chunk.anchor_N)
         self.chunk.inputs_NB.copy_(chunk.inputs_NB)
         self._draft.replay()
@@ -91,13 +95,11 @@ class GraphedPasses:
         self.main_PD.copy_(main_PD)
         if self.cap_PD is not None and cap_PD is not None:
             self.cap_PD.copy_(cap_PD)
-        self.sums.before_overwriting(self.weights)
         self._backward.replay()
         self.sums.add(self.weights)
 
     def end(self) -> None:
         """See `Passes`."""
-        self.sums.before_overwriting(self.weights_of_context)
         self._end.replay()
         self.sums.add(self.weights_of_context)
 

@@ -28,7 +28,7 @@ from dflash.shapes import ShapePolicy
 from dflash.sinks import Reporter
 from dflash.steps import StepPlan
 from dflash.stop import StopRequest
-from dflash.streams import Ready, own_stream
+from dflash.streams import HostCopy, Ready, own_stream
 from dflash.target import FrozenHead
 
 log = logging.getLogger(__name__)
@@ -59,6 +59,7 @@ class Shared:
     dtype: torch.dtype
     backend: str
     shapes: ShapePolicy | None
+    compiled: Exchange
     exchange: Exchange
     summing: Summing
     gate: Gate
@@ -115,7 +116,11 @@ class DrafterTrainLoop:
         self.forward_backward = ForwardBackward(
             self.drafter, self.head, self.config, shared.dtype, shared.shapes, shared.backend
         )
-        self.forward_backward.warm_up(sample.received(self.device), self._phase)
+        self.forward_backward.warm_up(
+            sample.received(self.device),
+            self._phase,
+            lambda: shared.compiled.gather(self.rank, None, "compiled layers"),
+        )
         log.info(
             "ready after %.1f s, compiled with: %s", time.monotonic() - started_s, shared.backend
         )
@@ -136,8 +141,10 @@ class DrafterTrainLoop:
             # Their memory need not be kept for this stream: `apply_step` makes the host wait for
             # it before the last reference to them is dropped.
             part.ready.wait(self.device, part.sums.weight.device)
-        # Before the update is queued, so that the report need not wait until it is done.
-        sums = sum((part.sums for part in parts[1:]), start=parts[0].sums).on_host()
+        zero = LossSums.zero(self.shared.shape.block_size, self.device)
+        sums = sum((part.sums for part in parts), start=zero)
+        # Queued before the update, so that the report need not wait until that is done.
+        on_host = HostCopy(sums.flat())
         total = self.shared.summing(self.rank, [part.gradients for part in parts])
         gradients, divisor = total.combined(sums, self.config.objective.cap_lambda)
         working(f"update of step {step + 1}")
@@ -157,7 +164,8 @@ class DrafterTrainLoop:
             raise error.traced(inputs, targets=len(self.config.devices.target_gpus)) from None
         if self.rank == 0:
             seconds = time.monotonic() - started
-            self._report(step, parts, sums, norm, seconds, self._evaluate(step + 1))
+            of_step = LossSums.of_flat(on_host.wait())
+            self._report(step, parts, of_step, norm, seconds, self._evaluate(step + 1))
         return self._after_step(step + 1, stop=any(part.stop for part in parts))
 
     def _contribute(self, step: int) -> Contribution:

@@ -95,10 +95,16 @@ class ForwardBackward:
     def _eager_passes(self, how: HowLayersRun) -> EagerPasses:
         return EagerPasses(self.working, self.head.embedding_VD, how, self.sums)
 
-    def warm_up(self, sample: TargetFeatures, phase: Callable[[str], None]) -> None:
+    def warm_up(
+        self,
+        sample: TargetFeatures,
+        phase: Callable[[str], None],
+        others_have_compiled: Callable[[], object] = lambda: None,
+    ) -> None:
         """Compile for every size, forward and backward, then run the sample; nothing of it stays.
 
         After it, a compile is refused or reported: see `Seal`. `phase` is told what goes on.
+        `others_have_compiled` waits for those who compile in this process: see `cuda_graphs`.
         """
         lengths = self.shapes.contexts if self.shapes and sample.features_TF is not None else ()
         for i, length in enumerate(reversed(lengths)):
@@ -113,6 +119,7 @@ class ForwardBackward:
                 len(lengths),
                 time.monotonic() - started_s,
             )
+        others_have_compiled()
         if self.graphs != "off":
             self._capture(lengths, sample, phase)
         phase("warming up")

@@ -25,16 +25,19 @@ class Gradients:
     main: list[Tensor]
     cap: list[Tensor] | None
 
-    def combined(self, sums: LossSums, cap_lambda: float) -> tuple[list[Tensor], float]:
+    def combined(self, sums: LossSums, cap_lambda: float) -> tuple[list[Tensor], Tensor]:
         """The whole step's gradients and their divisor: the loss's gradient is the quotient.
 
-        main / sum w + cap_lambda cap / sum of w over correct slots. CAP is added to `main`.
+        main / sum w + cap_lambda cap / sum of w over correct slots. CAP is added to `main`. The
+        sums lie on the gradients' device; the host waits for nothing.
         """
-        weight, correct = float(sums.weight), float(sums.correct_weight)
-        if self.cap is not None and correct > 0:
+        if self.cap is not None:
+            # Without a correct slot, CAP's gradients are 0.
+            correct = torch.where(sums.correct_weight > 0, sums.correct_weight, 1.0)
+            factor = cap_lambda * sums.weight / correct
             for main, cap in zip(self.main, self.cap, strict=True):
-                main.add_(cap, alpha=cap_lambda * weight / correct)
-        return self.main, weight
+                main.addcmul_(cap, factor.to(main.dtype))
+        return self.main, sums.weight
 
     @staticmethod
     def total(parts: "list[Gradients]", device: torch.device) -> "Gradients":
@@ -66,10 +69,10 @@ class GradientSums:
         for part, gradients in zip(self.parts, reached, strict=True):
             part.add(gradients)
 
-    def before_overwriting(self, reached: ReachedByParts) -> None:
-        """Copy what was kept of these tensors: they are about to hold something else."""
-        for part, gradients in zip(self.parts, reached, strict=True):
-            part.before_overwriting(gradients)
+    def before_overwriting(self) -> None:
+        """Copy what was kept as it came: that memory is about to hold something else."""
+        for part in self.parts:
+            part.before_overwriting()
 
     def finish(self) -> Gradients:
         """The sums since `start`: not copies, they hold until the next gradients are made."""
@@ -96,8 +99,8 @@ class _Sums:
         for i in later:
             self.now[i] += reached[i]
 
-    def before_overwriting(self, gradients: Reached) -> None:
-        self._make_own({i for i, gradient in enumerate(gradients) if gradient is self.now.get(i)})
+    def before_overwriting(self) -> None:
+        self._make_own(self.now.keys())
 
     def finish(self, shared: bool) -> list[Tensor]:
         everything = set(range(len(self.leaves)))

@@ -82,12 +82,16 @@ class LossSums:
         slots = [asked_NB.sum(0), correct_NB.sum(0), prefix_NB.sum(0)]
         return cls(*parts_S5.double().sum(0).unbind(), *slots)
 
-    def on_host(self) -> "LossSums":
-        """The same on the host, in one copy: whoever reads them there waits no more."""
+    def flat(self) -> Tensor:
+        """All in one vector, [5 + 3 B] float64, to be copied at once."""
         scalars = (self.weight, self.correct_weight, self.ce, self.kl, self.entropy)
         slots_3B = torch.stack((self.asked_B, self.correct_B, self.prefix_B))
-        together = torch.cat([torch.stack(scalars), slots_3B.flatten()]).cpu()
-        return LossSums(*together[:5].unbind(), *together[5:].view(3, -1).long().unbind())
+        return torch.cat([torch.stack(scalars), slots_3B.flatten()])
+
+    @classmethod
+    def of_flat(cls, flat: Tensor) -> "LossSums":
+        """The sums that `flat` has put into this vector."""
+        return cls(*flat[:5].unbind(), *flat[5:].view(3, -1).long().unbind())
 
     def __add__(self, other: "LossSums") -> "LossSums":
         pairs = ((getattr(self, f.name), getattr(other, f.name)) for f in fields(self))

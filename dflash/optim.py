@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from dflash.batches import InputCheck
 from dflash.errors import DflashError
 from dflash.sections import OptimizerConfig
+from dflash.streams import HostCopy
 
 
 class NonFiniteError(DflashError):
@@ -74,13 +75,16 @@ def apply_step(
     optimizer: torch.optim.AdamW,
     gradients: list[Tensor],
     *,
-    divisor: float = 1.0,
+    divisor: Tensor | float = 1.0,
     lr: float,
     clip: float,
     step: int,
     copies: list[Tensor] | None = None,
 ) -> float:
     """Divide, clip, update, and return the gradient's norm before clipping.
+
+    On a GPU the update is queued before the host knows the norm, so that the GPU has work while the
+    host waits for it.
 
     Args:
         gradients: of any precision; may be scaled in place.
@@ -90,22 +94,38 @@ def apply_step(
     """
     accurate = torch.promote_types(gradients[0].dtype, torch.float32)
     norms = torch._foreach_norm(gradients, 2, dtype=accurate)
-    norm = torch.linalg.vector_norm(torch.stack(norms)).item() / divisor
-    if not math.isfinite(norm):
-        raise NonFiniteError(f"step {step + 1}: the gradient's norm is {norm}")
-    scale = min(1.0, clip / (norm + 1e-6)) if clip else 1.0
+    norm = torch.linalg.vector_norm(torch.stack(norms)) / divisor
+    on_host = HostCopy(norm)
+    scale = ((clip / (norm + 1e-6)).clamp(max=1.0) if clip else torch.ones_like(norm)) / divisor
     for group in optimizer.param_groups:
         group["lr"] = lr
     weights: list[Tensor] = list(model.parameters())
     if weights[0].is_cuda:
         from dflash.update_kernel import adamw  # needs Triton, which comes with CUDA
 
-        adamw(optimizer, weights, gradients, scale / divisor, copies)
-        return norm
+        unless_bad = torch.where(norm.isfinite(), scale, torch.nan)
+        adamw(optimizer, weights, gradients, unless_bad, copies)
+    norm_now = on_host.wait().item()
+    if not math.isfinite(norm_now):
+        raise NonFiniteError(f"step {step + 1}: the gradient's norm is {norm_now}")
+    if weights[0].is_cuda:
+        for weight in weights:
+            optimizer.state[weight]["step"] += 1
+    else:
+        _update(optimizer, weights, gradients, scale, copies)
+    return norm_now
+
+
+def _update(
+    optimizer: torch.optim.AdamW,
+    weights: list[Tensor],
+    gradients: list[Tensor],
+    scale: Tensor,
+    copies: list[Tensor] | None,
+) -> None:
     for weight, gradient in zip(weights, gradients, strict=True):
-        weight.grad = gradient.to(weight.dtype).mul_(scale / divisor)
+        weight.grad = gradient.to(weight.dtype).mul_(scale)
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     if copies is not None:
         torch._foreach_copy_(copies, [weight.detach() for weight in weights])
-    return norm

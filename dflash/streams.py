@@ -48,6 +48,23 @@ class Ready:
 NOTHING_TO_WAIT_FOR = Ready(None)
 
 
+class HostCopy:
+    """A tensor's copy on the host, queued: the device goes on while somebody waits for it."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._copy = tensor
+        if tensor.is_cuda:
+            self._copy = torch.empty_like(tensor, device="cpu", pin_memory=True)
+            self._copy.copy_(tensor, non_blocking=True)
+        self._ready = Ready.after(tensor.device)
+
+    def wait(self) -> Tensor:
+        """The copy, once it is there: what was queued after it is not waited for."""
+        if self._ready.event is not None:
+            self._ready.event.synchronize()
+        return self._copy
+
+
 class Lanes:
     """Streams of one thread for copies between devices, beside its own work on them."""
 

@@ -153,7 +153,9 @@ class Run:
         group = TaskGroup("train", run.stop_grace_s)
         names = [f"drafter-{rank}" for rank in range(self.plan.drafters)]
         gate = Gate(group.scope, names, run.start_timeout_s)
-        exchange: Exchange[Any] = Exchange(group.scope, self.plan.drafters, run.stall_timeout_s)
+        drafters = self.plan.drafters
+        compiled: Exchange[None] = Exchange(group.scope, drafters, run.start_timeout_s)
+        exchange: Exchange[Any] = Exchange(group.scope, drafters, run.stall_timeout_s)
         reporter = self.directory.reporter(self.plan.first_step, self.plan.total_steps)
         shared = Shared(
             config=self.config,
@@ -163,6 +165,7 @@ class Run:
             dtype=self.dtype,
             backend=self.backend,
             shapes=self.shapes,
+            compiled=compiled,
             exchange=exchange,
             summing=summing(_devices(self.config.devices.drafter_gpus), exchange),
             gate=gate,

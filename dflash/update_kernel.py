@@ -18,18 +18,18 @@ def adamw(
     optimizer: torch.optim.AdamW,
     parameters: Sequence[Tensor],
     gradients: Sequence[Tensor],
-    scale: float,
+    scale: Tensor,
     copies: Sequence[Tensor] | None,
 ) -> None:
-    """The optimizer's step for `scale` times these gradients, and the new weights in `copies`.
+    """Queue the optimizer's step for `scale` times these gradients, and its weights for `copies`.
 
-    The optimizer has the settings and keeps the moments, as its own step would; float32.
+    The optimizer has the settings and keeps the moments, as its own step would; float32. Who calls
+    counts the step. `scale` lies on the GPU; where it is NaN, nothing changes.
     """
     settings = {id(p): group for group in optimizer.param_groups for p in group["params"]}
     for i, (parameter, gradient) in enumerate(zip(parameters, gradients, strict=True)):
         group, state = settings[id(parameter)], optimizer.state[parameter]
-        state["step"] += 1
-        step = int(state["step"])
+        step = int(state["step"]) + 1
         beta1, beta2 = group["betas"]
         count = parameter.numel()
         _update[(triton.cdiv(count, BLOCK),)](
@@ -58,7 +58,7 @@ def _update(
     squares,
     copies,
     count,
-    scale,
+    scale_at,
     beta1,
     beta2,
     rate,
@@ -68,7 +68,9 @@ def _update(
     BLOCK: tl.constexpr,
 ):
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < count
+    scale = tl.load(scale_at).to(tl.float32)
+    # NaN is not >= 0: then nothing is inside.
+    inside = at < tl.where(scale >= 0.0, count, 0)
     gradient = tl.load(gradients + at, mask=inside).to(tl.float32) * scale
     mean = tl.load(means + at, mask=inside)
     mean += (gradient - mean) * (1 - beta1)

@@ -85,13 +85,12 @@ def test_a_restored_run_holds_no_file_of_its_checkpoint(tmp_path, drafter_shape,
 
 
 @pytest.mark.gpu
-def test_a_restored_run_goes_on_with_fused_adamw(tmp_path, drafter_shape):
+def test_a_restored_run_goes_on_with_the_kernel(tmp_path, drafter_shape):
     cuda = torch.device("cuda")
     trained = Training(drafter_shape(), device=cuda).steps(0, 3)
     state = load_state(save(tmp_path, trained))
     resumed = Training(drafter_shape(), seed=1, device=cuda)
     state.restore(resumed.drafter, resumed.optimizer)
-    assert all(state["step"].is_cuda for state in resumed.optimizer.state.values())
     assert equal(resumed.steps(3, 6).weights, trained.steps(3, 6).weights)
 
 

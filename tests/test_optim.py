@@ -1,5 +1,6 @@
 """The schedule, and a step whose result does not depend on how it was cut."""
 
+import copy
 import math
 
 import pytest
@@ -137,7 +138,7 @@ def test_what_will_be_overwritten_is_copied_first():
     sums = GradientSums([torch.ones(2), torch.ones(2)], with_cap=False, shared=False)
     static, other = halves(1.0, None), halves(None, 3.0)
     for value in (1.0, 2.0):  # as two replays of one graph
-        sums.before_overwriting([static])
+        sums.before_overwriting()
         static[0].fill_(value)
         sums.add([static])
     sums.add([other])
@@ -209,26 +210,28 @@ def test_the_gradient_is_clipped_to_the_norm_and_0_is_no_clipping(clip, scale):
     torch.testing.assert_close(moment, 0.1 * scale * torch.tensor([[3.0, 4.0]]), rtol=1e-4, atol=0)
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("clip", [0.0, 1.0])
-def test_a_gradient_that_is_not_finite_changes_nothing(bad, clip):
-    model = nn.Linear(2, 2)
+def test_a_gradient_that_is_not_finite_changes_nothing(bad, clip, device):
+    model = nn.Linear(2, 2).to(device)
     optimizer = make_optimizer(model, OptimizerConfig())
     good = [torch.ones_like(p) for p in model.parameters()]
     apply_step(model, optimizer, good, lr=0.1, clip=clip, step=0)
     before = [p.detach().clone() for p in model.parameters()]
-    moments = [optimizer.state[p]["exp_avg"].clone() for p in model.parameters()]
+    copies = [p.detach().bfloat16() for p in model.parameters()]
+    copied = [weight.clone() for weight in copies]
+    states = copy.deepcopy([optimizer.state[p] for p in model.parameters()])
 
     worse = [torch.ones_like(p) for p in model.parameters()]
     worse[1][0] = bad
     with pytest.raises(NonFiniteError, match=r"step 8: the gradient's norm is (nan|inf)") as caught:
-        apply_step(model, optimizer, worse, lr=0.1, clip=clip, step=7)
+        apply_step(model, optimizer, worse, lr=0.1, clip=clip, step=7, copies=copies)
     assert "--resume" in caught.value.remedy
     assert all(p.equal(b) for p, b in zip(model.parameters(), before, strict=True))
-    assert all(
-        optimizer.state[p]["exp_avg"].equal(m)
-        for p, m in zip(model.parameters(), moments, strict=True)
-    )
+    assert all(now.equal(b) for now, b in zip(copies, copied, strict=True))
+    for p, state in zip(model.parameters(), states, strict=True):
+        assert all(optimizer.state[p][name].equal(value) for name, value in state.items())
 
 
 @pytest.mark.gpu
@@ -258,5 +261,5 @@ def test_the_kernel_steps_as_adamw_does_in_float64(dtype, with_copies):
             torch.testing.assert_close(
                 moments[name].cpu().double(), expected[name], rtol=1e-5, atol=1e-8
             )
-    for copy, weight in zip(copies or [], model, strict=with_copies):
-        assert torch.equal(copy, weight.bfloat16())
+    for mine, weight in zip(copies or [], model, strict=with_copies):
+        assert torch.equal(mine, weight.bfloat16())

@@ -1,7 +1,6 @@
 """Micro-batches at the sizes that are compiled for: which sizes, and that padding is nothing."""
 
 import logging
-import threading
 from dataclasses import replace
 
 import numpy as np
@@ -11,6 +10,7 @@ import torch
 from dflash.attention import TILE
 from dflash.batches import TargetFeatures
 from dflash.forward_backward import ForwardBackward
+from dflash.losses import LossSums
 from dflash.shapes import ShapeError, ShapePolicy
 from dflash.streams import own_stream
 from dflash.target import FrozenHead
@@ -102,9 +102,11 @@ def case(train_config, drafter_shape, make_batch):
     return make, features
 
 
-def sums_and_gradients(forward_backward, features, device="cpu"):
+def sums_and_gradients(forward_backward, *micro_batches, device="cpu"):
     forward_backward.start_step()
-    sums = forward_backward(features.received(torch.device(device)), 0.1)
+    sums = LossSums.zero(forward_backward.drafter.config.block_size, torch.device(device))
+    for features in micro_batches:
+        sums += forward_backward(features.received(torch.device(device)), 0.1)
     gradients = forward_backward.finish_step()
     return [vars(sums), gradients.main, gradients.cap]
 
@@ -121,20 +123,23 @@ def test_padding_and_chunks_change_neither_losses_nor_gradients(case, blocks):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("graphs", ["off", "on"])
-def test_compiled_on_the_gpu_they_change_neither(case, graphs):
-    """FlexAttention, static sizes and several chunks, against the dense path; twice, as a replay
-    reads new inputs.
+@pytest.mark.parametrize("blocks", [32, 96])
+def test_compiled_on_the_gpu_they_change_neither(case, graphs, blocks):
+    """FlexAttention and static sizes, in several chunks and in one, against the dense path.
+
+    Two steps, as a replay reads new inputs, then one of two micro-batches, as it overwrites.
     """
     make, features = case
+    assert 32 < len(features.batch.blocks.anchor_N) <= 96
     with own_stream(CUDA):
-        compiled = make(ShapePolicy((128,), 32, 4), "inductor", "cuda", graphs)
+        compiled = make(ShapePolicy((128,), blocks, 4), "inductor", "cuda", graphs)
         compiled.warm_up(features.received(CUDA), lambda _phase: None)
         assert (128 in compiled.graphed) == (graphs == "on")
         plain = make(None, device="cuda")
-        for scale in (1.0, 0.5):
-            scaled = replace(features, features_TF=scale * features.features_TF)
-            got = sums_and_gradients(compiled, scaled, "cuda")
-            expected = sums_and_gradients(plain, scaled, "cuda")
+        halved = replace(features, features_TF=0.5 * features.features_TF)
+        for step in ([features], [halved], [features, halved]):
+            got = sums_and_gradients(compiled, *step, device="cuda")
+            expected = sums_and_gradients(plain, *step, device="cuda")
             torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-4)
 
 
@@ -145,10 +150,10 @@ def test_replays_are_the_same_bits(case):
     with own_stream(CUDA):
         compiled = make(ShapePolicy((128,), 32, 4), "inductor", "cuda", "on")
         compiled.warm_up(features.received(CUDA), lambda _phase: None)
-        replayed = sums_and_gradients(compiled, features, "cuda")
+        replayed = sums_and_gradients(compiled, features, device="cuda")
         replayed = [replayed[0], *([g.clone() for g in part] for part in replayed[1:])]
         compiled.graphed.clear()
-        again = sums_and_gradients(compiled, features, "cuda")
+        again = sums_and_gradients(compiled, features, device="cuda")
         torch.testing.assert_close(replayed, again, rtol=0, atol=0)
 
 
@@ -163,30 +168,3 @@ def test_without_a_gain_graphs_are_not_used(case, monkeypatch, caplog):
         compiled.warm_up(features.received(CUDA), lambda _phase: None)
     assert not compiled.graphed
     assert "1000.00 ms a micro-batch, without them 1000.00: not used" in caplog.text
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("private", [True, False])
-def test_a_neighbour_may_draw_during_a_capture_only_with_its_own_generator(private):
-    """The rule that dflash.randomness keeps: a capture owns the device's default generator."""
-    random = torch.Generator("cuda").manual_seed(0) if private else None
-    torch.rand(1, device="cuda")
-    errors = []
-
-    def draw():
-        try:
-            torch.rand(8, device="cuda", generator=random)
-        except RuntimeError as error:
-            errors.append(error)
-
-    ones = torch.ones(8, device="cuda")
-    graph = torch.cuda.CUDAGraph()
-    torch.cuda.synchronize()
-    with own_stream(CUDA):
-        graph.capture_begin(capture_error_mode="thread_local")
-        neighbour = threading.Thread(target=draw)
-        neighbour.start()
-        neighbour.join(60)
-        ones.mul_(2.0)
-        graph.capture_end()
-    assert (errors == []) == private
