@@ -8,9 +8,10 @@ attend to; the residual says how far to trust it. Nothing is asserted.
 """
 
 import argparse
-import gc
+from typing import Any
 
 import numpy as np
+from children import side_by_side, step_of
 from shapes import QWEN3_8B, TINY, Shape
 
 # Not one size at a time alone: slots and tokens must grow together too, or the fit cannot tell
@@ -37,15 +38,25 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--device", default="cuda:0")
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=8, help="steps in a row, measured thrice")
+    parser.add_argument("--at-once", type=int, default=1, help="rows that compile side by side")
+    parser.add_argument("--timeout-s", type=float, default=400, help="limit of each row")
     parser.add_argument("--tiny", action="store_true", help="tiny sizes, for a machine at hand")
     arguments = parser.parse_args()
     base, grown = (TINY, GROWN_TINY) if arguments.tiny else (QWEN3_8B, GROWN)
     shapes = [base.with_(**changes) for changes in grown]
     print(f"{'tokens':>7}{'anchors':>9}{'block':>7}{'slots':>8}{'ms':>9}{'tokens/s':>10}")
+
+    def measure(shape: Shape) -> dict[str, Any]:
+        limits = {"steps": arguments.steps, "timeout_s": arguments.timeout_s}
+        return step_of("ours", shape, device=arguments.device, **limits)
+
+    rows = side_by_side(measure, shapes, at_once=arguments.at_once)
     seconds = []
-    for shape in shapes:
-        seconds.append(step_s(shape, arguments.device, arguments.repeats))
+    for shape, row in zip(shapes, rows, strict=True):
+        if "error" in row:
+            raise SystemExit(f"{shape}: {row['error']}")
+        seconds.append(row["ms"] / 1e3)
         print(
             f"{shape.tokens:7}{shape.anchors:9}{shape.block:7}{shape.slots:8}"
             f"{1e3 * seconds[-1]:9.2f}{shape.context_tokens / seconds[-1]:10.0f}",
@@ -58,19 +69,6 @@ def main() -> None:
         f"residual: {np.sqrt((residuals**2).mean()):.1%} of a step's time (root mean square), at "
         f"most {np.abs(residuals).max():.1%}"
     )
-
-
-def step_s(shape: Shape, device_name: str, repeats: int) -> float:
-    """Median seconds of our step; leaves no model behind."""
-    import torch
-    from clock import median_s
-    from ours import contender
-
-    device = torch.device(device_name)
-    taken_s = median_s(contender(shape, device).step, device, repeats=repeats)
-    torch._dynamo.reset()
-    gc.collect()
-    return taken_s
 
 
 def fitted(shapes: list[Shape], seconds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -20,7 +20,7 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true", help="tiny sizes, for a machine at hand")
     arguments = parser.parse_args()
     import torch
-    from clock import median_s
+    from clock import median_s, steady_s
     from ours import batch, contender, policy, train_config
 
     from dflash.attention import tiled_mask
@@ -34,7 +34,7 @@ def main() -> None:
             tiled_mask(layout.document_T, chunk.anchor_N, shape.block)
 
     mask_s = median_s(masks, device, repeats=arguments.repeats)
-    step_s = median_s(contender(shape, device).step, device, repeats=arguments.repeats)
+    step_s = steady_s(contender(shape, device).step, device, calls=arguments.repeats)
     print(
         f"{shape.context_tokens} context tokens, {shape.slots} draft slots in {len(layout.chunks)} "
         f"chunk(s): mask {1e3 * mask_s:.2f} ms, step {1e3 * step_s:.1f} ms, share "

@@ -3,7 +3,8 @@
     python ci/bench_peers.py --peers DIR [--device cuda:0] [--shapes 8b-1,8b-2,8b-4,27b-1]
 
 Random weights; forward, loss, backward, gradient clipping and optimizer step. Every row is a
-process of its own. Nothing is asserted; what cannot be run says why.
+process of its own, measured while no other one compiles or runs. Nothing is asserted; what cannot
+be run says why.
 
 DIR holds the peers, unpacked: pip install --no-deps --target DIR specforge speculators ..., with
 what they import and your Python does not have (pydantic, loguru, and liger-kernel for one row).
@@ -12,11 +13,10 @@ what they import and your Python does not have (pydantic, loguru, and liger-kern
 import argparse
 import json
 import time
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from children import measured
+from children import side_by_side, step_of
 from shapes import QWEN3_8B, QWEN36_27B, SMALL, TINY, Shape
 
 CONTENDERS = (
@@ -55,9 +55,14 @@ def main() -> None:
     for shape in shapes:
         print(f"\n{title(shape)}\n{HEAD}", flush=True)
         rows: dict[str, dict[str, Any]] = {}
-        for name in arguments.contenders.split(","):
+        names = arguments.contenders.split(",")
+
+        def measure(name: str, shape: Shape = shape) -> dict[str, Any]:
             over = time.monotonic() - started_s > arguments.budget_s
-            row = {"error": "--budget-s is over"} if over else child(arguments, name, shape)
+            return {"error": "--budget-s is over"} if over else child(arguments, name, shape)
+
+        measurements = side_by_side(measure, names, at_once=arguments.at_once)
+        for name, row in zip(names, measurements, strict=True):
             rows[name] = row
             print(as_text(name, shape, row, rows.get("ours", {}), ceiling["tflops"]), flush=True)
             if "uses" in row:
@@ -72,12 +77,11 @@ def main() -> None:
 def child(arguments: argparse.Namespace, name: str, shape: Shape) -> dict[str, Any]:
     """What the contender's own process found; only the peers' sees their packages."""
     peers = arguments.peers and not name.startswith("ours")
-    return measured(
-        "step_child.py",
+    return step_of(
         name,
-        json.dumps(asdict(shape)),
-        arguments.device,
-        str(arguments.steps),
+        shape,
+        device=arguments.device,
+        steps=arguments.steps,
         timeout_s=arguments.timeout_s,
         path=(arguments.peers.resolve(),) if peers else (),
     )
@@ -95,6 +99,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=8, help="steps in a row, measured thrice")
     parser.add_argument("--timeout-s", type=float, default=400, help="limit of each row")
     parser.add_argument("--budget-s", type=float, default=1e9, help="start no row after so long")
+    parser.add_argument("--at-once", type=int, default=1, help="rows that compile side by side")
     parser.add_argument("--tiny", action="store_true", help="one tiny shape, for a machine at hand")
     parser.add_argument("--json", type=Path, help="append every row to this file as well")
     arguments = parser.parse_args()

@@ -4,10 +4,19 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from functools import cache
 from pathlib import Path
-from typing import Any
+from tempfile import NamedTemporaryFile
+from typing import IO, Any, TypeVar
 
+from shapes import Shape
+
+T = TypeVar("T")
 ROOT = Path(__file__).parents[1]
+TURNS = "DFLASH_BENCH_TURNS"
 
 
 def measured(
@@ -23,7 +32,7 @@ def measured(
     try:
         done = subprocess.run(
             command,
-            env={**os.environ, "PYTHONPATH": places},
+            env={**os.environ, "PYTHONPATH": places, TURNS: turns().name},
             capture_output=True,
             text=True,
             timeout=timeout_s,
@@ -35,3 +44,35 @@ def measured(
         return json.loads(lines[-1])
     said = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
     return {"error": said[-1], "stderr": done.stderr[-6000:]}
+
+
+def step_of(
+    contender: str,
+    shape: Shape,
+    *,
+    device: str,
+    steps: int,
+    timeout_s: float,
+    path: tuple[Path, ...] = (),
+) -> dict[str, Any]:
+    """The contender's training step at one size, by step_child.py."""
+    arguments = (contender, json.dumps(asdict(shape)), device, str(steps))
+    return measured("step_child.py", *arguments, timeout_s=timeout_s, path=path)
+
+
+def side_by_side(
+    measure: Callable[[T], dict[str, Any]], whats: Iterable[T], *, at_once: int
+) -> Iterator[dict[str, Any]]:
+    """The measurements in order, from so many processes at once.
+
+    They compile side by side, and measure by turns while nobody compiles. Each has its memory all
+    the time: there must be enough for all.
+    """
+    with ThreadPoolExecutor(at_once) as pool:
+        yield from pool.map(measure, whats)
+
+
+@cache
+def turns() -> IO[str]:
+    """The file by which those whom this process starts take turns: see clock.alone."""
+    return Path(os.environ[TURNS]).open() if TURNS in os.environ else NamedTemporaryFile("r")

@@ -1,13 +1,38 @@
-"""Seconds and bytes of a piece of work, on the CPU or a GPU, and the ceiling to hold them to."""
+"""Seconds and bytes of a piece of work, on the CPU or a GPU, and the ceiling to hold them to.
 
+Processes that find the same file in $DFLASH_BENCH_TURNS compile side by side and measure by turns,
+each when nobody compiles: see children.side_by_side.
+"""
+
+import fcntl
+import os
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
+from children import TURNS
 
 GB = 1e9
+turns = None
+if TURNS in os.environ:
+    turns = os.open(os.environ[TURNS], os.O_RDONLY)  # to the end of the process
+    fcntl.flock(turns, fcntl.LOCK_SH)
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """Within, nobody who takes turns compiles or measures. The wait ends with our own limit."""
+    if turns is None:
+        yield
+        return
+    fcntl.flock(turns, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        fcntl.flock(turns, fcntl.LOCK_SH)
 
 
 def working_dtype(device: torch.device) -> torch.dtype:
@@ -35,8 +60,9 @@ def median_s(
 ) -> float:
     """Median seconds of so many calls, after some that are not counted."""
     for _ in range(warm_up):
-        work()
-    return statistics.median(seconds(work, device) for _ in range(repeats))
+        seconds(work, device)
+    with alone():
+        return statistics.median(seconds(work, device) for _ in range(repeats))
 
 
 def steady_s(work: Callable[[], object], device: torch.device, *, calls: int) -> float:

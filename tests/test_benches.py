@@ -3,6 +3,7 @@
 DFLASH_PEERS_DIR names a directory with the packages that `bench_peers.py --peers` wants.
 """
 
+import fcntl
 import importlib
 import json
 import os
@@ -108,6 +109,16 @@ def test_the_peers_themselves():
     assert "not installed, never called: " in out
 
 
+def test_who_measures_is_alone(bench, monkeypatch, tmp_path):
+    (tmp_path / "turns").touch()
+    monkeypatch.setenv("DFLASH_BENCH_TURNS", str(tmp_path / "turns"))
+    clock = bench("clock")
+    with (tmp_path / "turns").open() as neighbour:
+        with clock.alone(), pytest.raises(BlockingIOError):
+            fcntl.flock(neighbour, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        fcntl.flock(neighbour, fcntl.LOCK_SH | fcntl.LOCK_NB)
+
+
 def test_a_row_is_relative_to_ours(bench):
     peers, shape = bench("bench_peers"), bench("shapes").TINY
     row = {"ms": 30.0, "peak_gb": 1.0, "first_s": 2.0}
@@ -149,7 +160,7 @@ def test_mask_alone(printed):
 
 
 def test_growth(printed):
-    lines = printed("bench_growth", "--tiny", "--device", "cpu", "--repeats", "1")
+    lines = printed("bench_growth", "--tiny", "--device", "cpu", "--steps", "1", "--at-once", "2")
     assert len(lines) == 1 + 5 + 2
     assert lines[-2].startswith("fit: ") and lines[-1].startswith("residual: ")
 
