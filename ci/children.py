@@ -68,6 +68,7 @@ def side_by_side(
     They compile side by side, and measure by turns while nobody compiles. Each has its memory all
     the time: there must be enough for all.
     """
+    turns()  # made here, so that the threads find one
     with ThreadPoolExecutor(at_once) as pool:
         yield from pool.map(measure, whats)
 

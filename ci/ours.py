@@ -15,7 +15,7 @@ from dflash.drafter_config import DrafterConfig
 from dflash.forward_backward import ForwardBackward
 from dflash.losses import LossSums
 from dflash.optim import apply_step, make_optimizer
-from dflash.shapes import ShapePolicy
+from dflash.shapes import ShapePolicy, laid_out
 from dflash.target import FrozenHead
 
 
@@ -73,7 +73,9 @@ def contender(shape: Shape, device: torch.device, name: str = "ours") -> Contend
     tokens = shape.context_tokens
     features_TF = torch.randn(tokens, shape.captured * shape.hidden, device=device, dtype=dtype)
     teacher_TD = features_TF[:, : shape.hidden].contiguous() if soft_labels else None
-    samples = [TargetFeatures(batch(shape, i), features_TF, teacher_TD) for i in range(4)]
+    pinned = device.type == "cuda"
+    batches = [laid_out(batch(shape, i), shapes, pinned=pinned) for i in range(4)]
+    samples = [TargetFeatures(made, features_TF, teacher_TD) for made in batches]
     step.warm_up(samples[0].received(device))
     numbers = count()
     loss = "CE + KL + CAP" if soft_labels else "CE"
@@ -81,7 +83,7 @@ def contender(shape: Shape, device: torch.device, name: str = "ours") -> Contend
     return Contender(
         lambda: step([samples[next(numbers) % len(samples)]]),
         f"{loss}; float32 weights, computed in {dtype}; {compiled}; AdamW, with the weights' copy "
-        "in one kernel on a GPU; anchors drawn before, in other threads",
+        "in one kernel on a GPU; batches made before, in other threads",
     )
 
 

@@ -128,6 +128,7 @@ def by_turns(finished: Path, output: Path) -> dict[str, float]:
     from dflash.config import TrainConfig
     from dflash.drafter import Drafter
     from dflash.rundir import run_directory
+    from dflash.shapes import laid_out
     from dflash.trainer import open_run
 
     config = TrainConfig.from_toml(finished / "run.toml")
@@ -140,7 +141,9 @@ def by_turns(finished: Path, output: Path) -> dict[str, float]:
             drafter = Drafter(run.shape)
         head = target.head.to(device, run.dtype)
         step = DrafterStep(drafter, head, config, run.dtype, run.shapes)
-        batches = [run.source.batch(i) for i in range(run.plan.per_step)]
+        pinned = device.type == "cuda"
+        made = (run.source.batch(i) for i in range(run.plan.per_step))
+        batches = [laid_out(batch, run.shapes, pinned=pinned) for batch in made]
         features: list = []
 
         def forward() -> None:

@@ -3,8 +3,9 @@
 N blocks of B slots; S of their slots are asked: their weight is above 0.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -60,14 +61,16 @@ class AskedSlots:
 
     def to(self, device: torch.device) -> Self:
         """The same slots on another device."""
-        return replace(
-            self,
-            slot_S=to_device(self.slot_S, device),
-            label_S=to_device(self.label_S, device),
-            weight_S=to_device(self.weight_S, device),
-            row_U=to_device(self.row_U, device),
-            rank_S=to_device(self.rank_S, device),
-        )
+        return self._each(lambda tensor: to_device(tensor, device))
+
+    def pinned(self) -> Self:
+        """The same slots in memory from which a GPU copies while the host goes on."""
+        return self._each(Tensor.pin_memory)
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> Self:
+        names = ("slot_S", "label_S", "weight_S", "row_U", "rank_S")
+        changed: dict[str, Any] = {name: change(getattr(self, name)) for name in names}
+        return replace(self, **changed)
 
     def rows(self, part: slice) -> slice:
         """Which of row_U teach these slots."""

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from dflash.anchors import Blocks, eligible_anchors, make_blocks, sample_anchors
+from dflash.layout import Layout
 from dflash.streams import NOTHING_TO_WAIT_FOR, Lanes, Ready, keep_for_this_stream
 
 
@@ -35,6 +36,8 @@ class Batch:
     """The rows of --data-dir that the documents came from."""
     checksum: int = 0
     """CRC-32 of tokens and anchors: two runs that trained on the same agree in it."""
+    layout: Layout | None = None
+    """As the drafter reads it, where somebody has made that already: see shapes.laid_out."""
 
     @classmethod
     def drawn(

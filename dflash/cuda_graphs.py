@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from dflash.layout import Chunk, Layout
 from dflash.passes import EagerPasses
-from dflash.shapes import Chunk, Layout
 
 T = TypeVar("T")
 _one_captures = threading.Lock()

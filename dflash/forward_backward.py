@@ -23,10 +23,11 @@ from dflash.cuda_graphs import GraphedPasses, capturing
 from dflash.drafter import Drafter
 from dflash.gradients import Gradients, GradientSums
 from dflash.layers import EAGER, HowLayersRun
+from dflash.layout import Layout
 from dflash.losses import LossSums, Objective, block_losses
 from dflash.passes import EagerPasses, Passes
 from dflash.randomness import NOISE, generator
-from dflash.shapes import Layout, ShapePolicy
+from dflash.shapes import ShapePolicy, layout_of
 from dflash.target import FrozenHead
 
 log = logging.getLogger(__name__)
@@ -151,7 +152,7 @@ class ForwardBackward:
         if features.features_TF is None:
             return self._no_sums()
         batch = features.batch
-        layout = (self.shapes.layout(batch) if self.shapes else Layout.of(batch)).to(self.device)
+        layout = layout_of(batch, self.shapes).to(self.device)
         features_TF = self._noisy(features.features_TF, batch, noise)
         features_TF = F.pad(features_TF, (0, 0, 0, len(layout.document_T) - len(features_TF)))
         return self._run(features_TF, layout, features.teacher_TD)

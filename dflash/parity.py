@@ -17,7 +17,7 @@ from dflash.batches import Batch, pack
 from dflash.decode import Step
 from dflash.drafter import Drafter, autocast
 from dflash.losses import Objective, block_losses
-from dflash.shapes import Layout
+from dflash.shapes import layout_of
 from dflash.target import FrozenHead, Target
 
 # Shares of right slots further apart than this are no rounding: what --parity reports as a gap.
@@ -103,7 +103,7 @@ def _as_in_training(
     """Per slot, how many are asked and right, [B] each, by the trainer's own code."""
     device = head.embedding_VD.device
     batch = _batch(drafter, texts)
-    layout = Layout.of(batch).to(device)
+    layout = layout_of(batch, None).to(device)
     (chunk,) = layout.chunks
     features_TF, _ = target.hidden(batch.tokens_T, batch.lengths, final=False)
     with autocast(device, head.embedding_VD.dtype):

@@ -12,7 +12,7 @@ from dflash.compile import backward_on_this_thread
 from dflash.drafter import Drafter
 from dflash.gradients import GradientSums, ReachedByParts, backward
 from dflash.layers import EAGER, HowLayersRun
-from dflash.shapes import Chunk, Layout
+from dflash.layout import Chunk, Layout
 
 
 class Passes(Protocol):

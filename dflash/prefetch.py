@@ -1,7 +1,7 @@
 """BatchPrefetcher: threads that read rows and lay out micro-batches and their draft blocks."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -113,13 +113,17 @@ def open_source(config: TrainConfig, *, mask_token_id: int, vocab_size: int) -> 
 
 
 def run_prefetch(
-    source: BatchSource, output: RoutedSender[Batch], indices: Iterator[int], gate: Gate
+    source: BatchSource,
+    lay_out: Callable[[Batch], Batch],
+    output: RoutedSender[Batch],
+    indices: Iterator[int],
+    gate: Gate,
 ) -> None:
-    """One of the prefetch threads: makes its share of the batches."""
+    """One of the prefetch threads: makes its share of the batches, laid out for the drafters."""
     with output:
         waiting("the start-up gate")
         gate.wait()
         started()
         for index in indices:
             working(f"batch {index}")
-            output.send(index, source.batch(index))
+            output.send(index, lay_out(source.batch(index)))

@@ -14,14 +14,12 @@ from typing import Self
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
 from dflash.anchors import Blocks
-from dflash.asked import AskedSlots
 from dflash.attention import TILE
 from dflash.batches import Batch
 from dflash.errors import DflashError
-from dflash.streams import to_device
+from dflash.layout import Chunk, Layout
 
 CONTEXT_SIZES = 4
 
@@ -30,58 +28,6 @@ class ShapeError(DflashError):
     """A micro-batch is larger than anything that was compiled for."""
 
     remedy = "Please report it with the run's log; --compile none trains without fixed sizes."
-
-
-@dataclass(frozen=True)
-class Chunk:
-    """Blocks that are drafted in one pass."""
-
-    anchor_N: Tensor
-    inputs_NB: Tensor
-    asked: AskedSlots
-
-    @classmethod
-    def of(cls, blocks: Blocks) -> Self:
-        """These blocks."""
-        return cls(blocks.anchor_N, blocks.inputs_NB, AskedSlots.of(blocks))
-
-    def to(self, device: torch.device) -> "Chunk":
-        """The same on another device."""
-        return Chunk(
-            to_device(self.anchor_N, device),
-            to_device(self.inputs_NB, device),
-            self.asked.to(device),
-        )
-
-
-@dataclass(frozen=True)
-class Layout:
-    """What a micro-batch looks like to the drafter; made on the host."""
-
-    document_T: Tensor
-    position_T: Tensor
-    chunks: tuple[Chunk, ...]
-
-    @classmethod
-    def of(cls, batch: Batch) -> Self:
-        """The batch as it is, in one chunk."""
-        return cls(batch.document_T, batch.position_T, (Chunk.of(batch.blocks),))
-
-    def to(self, device: torch.device) -> "Layout":
-        """The same on another device."""
-        return Layout(
-            to_device(self.document_T, device),
-            to_device(self.position_T, device),
-            tuple(chunk.to(device) for chunk in self.chunks),
-        )
-
-    def clone(self) -> "Layout":
-        """The same in memory of its own, as far as the passes read it."""
-        chunks = (
-            replace(chunk, anchor_N=chunk.anchor_N.clone(), inputs_NB=chunk.inputs_NB.clone())
-            for chunk in self.chunks
-        )
-        return Layout(self.document_T.clone(), self.position_T.clone(), tuple(chunks))
 
 
 @dataclass(frozen=True)
@@ -172,6 +118,25 @@ class ShapePolicy:
         weights_NB[0, 1] = 1.0
         blocks = Blocks(anchor_N, blocks_NB, blocks_NB, weights_NB)
         return Layout(nothing_T, nothing_T, (Chunk.of(blocks),))
+
+
+def layout_of(batch: Batch, shapes: ShapePolicy | None) -> Layout:
+    """The micro-batch at the policy's sizes, or as it is, in one chunk. Raises ShapeError."""
+    if batch.layout is not None:
+        return batch.layout
+    if shapes is not None:
+        return shapes.layout(batch)
+    return Layout(batch.document_T, batch.position_T, (Chunk.of(batch.blocks),))
+
+
+def laid_out(batch: Batch, shapes: ShapePolicy | None, *, pinned: bool) -> Batch:
+    """The micro-batch with its layout, so that the drafter need not make it. Raises ShapeError.
+
+    Args:
+        pinned: in memory from which a GPU copies while the host goes on.
+    """
+    layout = layout_of(batch, shapes)
+    return replace(batch, layout=layout.pinned() if pinned else layout)
 
 
 def _rounded_up(sizes: np.ndarray, to: int) -> np.ndarray:

@@ -38,7 +38,7 @@ from dflash.resolve import (
 )
 from dflash.routing import RoutedReceiver, Routes, indices, queue_depth, routes
 from dflash.rundir import RunDirectory, check_inputs, check_place, run_directory
-from dflash.shapes import ShapePolicy
+from dflash.shapes import ShapePolicy, laid_out
 from dflash.steps import StepPlan
 from dflash.stop import StopRequest, on_signals
 from dflash.target import Target, load_targets, run_target, target_digest
@@ -205,10 +205,12 @@ class Run:
         sample = self._warm_up_sample(targets[0])
         self._log_memory(sample, features[1])
         _watch(shared, batches, features)
+        soft, drafters = config.objective.use_soft_labels, _devices(config.devices.drafter_gpus)
+        pinned = any(device.type == "cuda" for device in drafters)
+        lay_out = partial(laid_out, shapes=self.shapes, pinned=pinned)
         for rank, sender in enumerate(batches[0]):
             share = indices(rank, threads, plan.first_batch, plan.end_batch)
-            start(run_prefetch, self.source, sender, share, gate, name=f"prefetch-{rank}")
-        soft, drafters = config.objective.use_soft_labels, _devices(config.devices.drafter_gpus)
+            start(run_prefetch, self.source, lay_out, sender, share, gate, name=f"prefetch-{rank}")
         for rank, target in enumerate(targets):
             share = indices(rank, len(targets), plan.first_batch, plan.end_batch)
             ends = (batches[1][rank], features[0][rank])

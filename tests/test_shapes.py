@@ -11,7 +11,7 @@ from dflash.attention import TILE
 from dflash.batches import TargetFeatures
 from dflash.forward_backward import ForwardBackward
 from dflash.losses import LossSums
-from dflash.shapes import ShapeError, ShapePolicy
+from dflash.shapes import ShapeError, ShapePolicy, laid_out
 from dflash.streams import own_stream
 from dflash.target import FrozenHead
 
@@ -168,3 +168,23 @@ def test_without_a_gain_graphs_are_not_used(case, monkeypatch, caplog):
         compiled.warm_up(features.received(CUDA), lambda _phase: None)
     assert not compiled.graphed
     assert "1000.00 ms a micro-batch, without them 1000.00: not used" in caplog.text
+
+
+@pytest.mark.parametrize("sizes", [ShapePolicy((128,), 32, 4), None])
+def test_a_layout_made_before_is_the_one_that_is_trained_on(case, sizes, monkeypatch):
+    make, features = case
+    run = make(sizes)
+    expected = sums_and_gradients(run, features)
+    before = replace(features, batch=laid_out(features.batch, sizes, pinned=False))
+    monkeypatch.setattr(ShapePolicy, "layout", None)  # nobody makes another one
+    torch.testing.assert_close(sums_and_gradients(run, before), expected, rtol=0, atol=0)
+
+
+@pytest.mark.gpu
+def test_a_pinned_layout_is_the_same_and_pinned(case):
+    _, features = case
+    plain = laid_out(features.batch, None, pinned=False).layout
+    pinned = laid_out(features.batch, None, pinned=True).layout
+    asked = [chunk.asked for chunk in (*plain.chunks, *pinned.chunks)]
+    assert asked[0].slot_S.equal(asked[1].slot_S) and asked[1].slot_S.is_pinned()
+    assert pinned.document_T.is_pinned() and pinned.chunks[0].anchor_N.is_pinned()
