@@ -16,12 +16,14 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from shapes import Shape
 
 ROOT = Path(__file__).parents[1]
 CONTEXT = 1024
+LIMIT_S = 400
 SHAPE = Shape(
     name="start",
     documents=1,
@@ -87,7 +89,7 @@ def child(threads: int, kind: str, size: argparse.Namespace, cache: str) -> dict
         stdout=subprocess.PIPE,
         text=True,
         check=True,
-        timeout=400,
+        timeout=LIMIT_S,
     )
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -101,7 +103,7 @@ def measure(threads: int, kind: str, shape: Shape) -> dict[str, float]:
 
     torch.ones(1, device="cuda").sum().item()  # the device's start is not what is measured
     install_thread_isolation()
-    warm_up = {"regional": regional, "whole": whole}[kind](shape)
+    warm_up = {"regional": regional, "whole": whole}[kind](shape, threads)
     failures: list[BaseException] = []
 
     def run() -> None:
@@ -123,7 +125,7 @@ def measure(threads: int, kind: str, shape: Shape) -> dict[str, float]:
     return {"seconds": seconds, "misses": counters["inductor"]["fxgraph_cache_miss"]}
 
 
-def regional(shape: Shape) -> Callable[[], None]:
+def regional(shape: Shape, threads: int) -> Callable[[], None]:
     """What a drafter thread of `dflash train` does before it arrives at the gate."""
     import torch
     from ours import DrafterStep, batch, drafter_config, random_head, train_config
@@ -131,11 +133,11 @@ def regional(shape: Shape) -> Callable[[], None]:
     from dflash.batches import TargetFeatures
     from dflash.drafter import Drafter
     from dflash.shapes import ShapePolicy
-    from dflash.streams import own_stream
+    from dflash.streams import Ready, own_stream
 
     device = torch.device("cuda:0")
     shapes = ShapePolicy((CONTEXT,), shape.anchors, shape.block)
-    sample = batch(shape, 0)
+    sample, barrier = batch(shape, 0), threading.Barrier(threads)
 
     def warm_up() -> None:
         with own_stream(device):
@@ -144,13 +146,16 @@ def regional(shape: Shape) -> Callable[[], None]:
                 features = (shape.tokens, shape.captured * shape.hidden)
                 features_TF = torch.randn(features, dtype=torch.bfloat16)
             step = DrafterStep(drafter, head, train_config({}), torch.bfloat16, shapes)
-            step.warm_up(TargetFeatures(sample, features_TF, None).received(device))
+            ready = Ready.after(device)
+            compiled = partial(barrier.wait, timeout=LIMIT_S)
+            step.warm_up(TargetFeatures(sample, features_TF, None, ready), compiled)
 
     return warm_up
 
 
-def whole(shape: Shape) -> Callable[[], None]:
-    """The same sizes with the whole forward as one graph, layers repeated in it."""
+def whole(shape: Shape, threads: int) -> Callable[[], None]:
+    """The same sizes with the whole forward as one graph, layers repeated in it; one thread."""
+    assert threads == 1
     import torch
     from ours import drafter_config
 

@@ -1,10 +1,11 @@
 """A drafter thread's step at given sizes, through the product's own code, with random weights."""
 
+from collections.abc import Callable
 from itertools import count
 
 import numpy as np
 import torch
-from clock import working_dtype
+from clock import wait, working_dtype
 from shapes import GAMMA, Contender, Shape
 
 from dflash.batches import Batch, TargetFeatures
@@ -20,7 +21,10 @@ from dflash.target import FrozenHead
 
 
 class DrafterStep:
-    """An optimizer step as a drafter thread of `dflash train` makes it, one replica alone."""
+    """An optimizer step as a drafter thread of `dflash train` makes it, one replica alone.
+
+    On a stream of its own, which a host that waits for the device waits for too.
+    """
 
     def __init__(
         self,
@@ -33,15 +37,26 @@ class DrafterStep:
         if shapes is not None:
             install_thread_isolation()
         self.drafter, self.config = drafter, config
+        device = head.embedding_VD.device
+        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        wait(device)  # for what was made on another stream
         self.optimizer = make_optimizer(drafter, config.optimizer)
         self.run = ForwardBackward(drafter, head, config, dtype, shapes)
 
-    def warm_up(self, sample: TargetFeatures) -> None:
+    def warm_up(
+        self, sample: TargetFeatures, others_have_compiled: Callable[[], object] = lambda: None
+    ) -> None:
         """Compile for every size."""
-        self.run.warm_up(sample, lambda _phase: None)
+        with torch.cuda.stream(self.stream):
+            received = sample.received(self.run.device)
+            self.run.warm_up(received, lambda _phase: None, others_have_compiled)
 
     def __call__(self, micro_batches: list[TargetFeatures]) -> None:
         """Forward and backward of each, then clipping and the update."""
+        with torch.cuda.stream(self.stream):
+            self._step(micro_batches)
+
+    def _step(self, micro_batches: list[TargetFeatures]) -> None:
         self.run.start_step()
         sums = LossSums.zero(self.drafter.config.block_size, self.run.device)
         for features in micro_batches:
@@ -76,7 +91,8 @@ def contender(shape: Shape, device: torch.device, name: str = "ours") -> Contend
     pinned = device.type == "cuda"
     batches = [laid_out(batch(shape, i), shapes, pinned=pinned) for i in range(4)]
     samples = [TargetFeatures(made, features_TF, teacher_TD) for made in batches]
-    step.warm_up(samples[0].received(device))
+    wait(device)
+    step.warm_up(samples[0])
     numbers = count()
     loss = "CE + KL + CAP" if soft_labels else "CE"
     compiled = "eager layers" if shapes is None else f"Inductor, {shapes.blocks} blocks at once"

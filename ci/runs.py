@@ -150,7 +150,7 @@ def by_turns(finished: Path, output: Path) -> dict[str, float]:
             features[:] = [target.features(b, soft_labels=False) for b in batches]
 
         forward()
-        step.warm_up(features[0].received(device))
+        step.warm_up(features[0])
         taken = [
             (seconds(forward, device), seconds(lambda: step(features), device)) for _ in range(8)
         ]

@@ -123,18 +123,14 @@ def block_losses(
     correct_S = torch.empty_like(asked.slot_S, dtype=torch.bool)
     row_bytes = len(head_VD) * head_VD.element_size()
     for chunk in _chunks(asked, (CHUNK_BYTES if losses else EAGER_CHUNK_BYTES) // row_bytes):
-        logits_CV = hidden_PD[chunk.slot_C].to(head_VD.dtype) @ head_VD.T
-        teacher_UV = None
-        if teacher_TD is not None:
-            teacher_UV = teacher_TD[chunk.row_U].to(head_VD.dtype) @ head_VD.T
-        slope_CV, cap_CV, parts_C3, correct_C = (losses or chunk_losses)(
-            logits_CV, chunk.label_C, teacher_UV, chunk.rank_C, objective
+        main_CD, cap_CD, parts_C3, correct_C = _of_chunk(
+            hidden_PD, head_VD, chunk, objective, teacher_TD, losses or chunk_losses
         )
-        chunk.put(main_PD, slope_CV @ head_VD, chunk.weight_C)
+        chunk.put(main_PD, main_CD, chunk.weight_C)
         if cap_PD is not None:
-            assert cap_CV is not None
+            assert cap_CD is not None
             # Which slots are right is taken as a constant.
-            chunk.put(cap_PD, cap_CV @ head_VD, chunk.weight_C * correct_C)
+            chunk.put(cap_PD, cap_CD, chunk.weight_C * correct_C)
         parts_S3[chunk.part] = parts_C3
         correct_S[chunk.part] = correct_C
     weight_S = asked.weight_S.to(parts_S3.dtype)
@@ -148,6 +144,26 @@ def block_losses(
         correct_weight_S * entropy_S,
     )
     return main_PD, cap_PD, LossSums.of(torch.stack(parts, dim=1), correct_S, asked)
+
+
+def _of_chunk(
+    hidden_PD: Tensor,
+    head_VD: Tensor,
+    chunk: "_Chunk",
+    objective: Objective,
+    teacher_TD: Tensor | None,
+    losses: Callable[..., Any],
+) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
+    """Unweighted gradients, losses and hits of a chunk; its logits are gone when this returns."""
+    logits_CV = hidden_PD[chunk.slot_C].to(head_VD.dtype) @ head_VD.T
+    teacher_UV = None
+    if teacher_TD is not None:
+        teacher_UV = teacher_TD[chunk.row_U].to(head_VD.dtype) @ head_VD.T
+    slope_CV, cap_CV, parts_C3, correct_C = losses(
+        logits_CV, chunk.label_C, teacher_UV, chunk.rank_C, objective
+    )
+    cap_CD = None if cap_CV is None else cap_CV @ head_VD
+    return slope_CV @ head_VD, cap_CD, parts_C3, correct_C
 
 
 def chunk_losses(

@@ -31,7 +31,7 @@ def run(script, *arguments, path=(ROOT,)):
         env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, path))},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -171,6 +171,21 @@ def test_the_pipeline_against_its_stages_by_turns(printed):
     assert turns[:2] == ["by", "turns"] and turns[3] == "1.00"
     assert pipeline[:2] == ["cpu", "cpu"] and "drafter" in pipeline
     assert 0 < int(turns[turns.index("operations") - 3].rstrip("%")) < 100
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "command",
+    [
+        "bench_peers.py --tiny --steps 1 --contenders ours,ours-soft --at-once 2",
+        "bench_loss.py --tiny --repeats 1",
+        "bench_mask.py --tiny --repeats 1",
+        "bench_gpus.py --tiny --steps 4",
+        "bench_start.py --drafters 2 --layers 2 --hidden 128",
+    ],
+)
+def test_on_a_gpu_nothing_fails(command):
+    assert "could not be run" not in run(*command.split())
 
 
 def test_the_targets_operations_are_those_of_a_count_by_hand(bench, tiny_model):
