@@ -111,7 +111,7 @@ def measure(threads: int, kind: str, shape: Shape) -> dict[str, float]:
 
     torch.ones(1, device="cuda").sum().item()  # the device's start is not what is measured
     install_thread_isolation()
-    warm_up = {"regional": regional, "whole": whole}[kind](shape, threads)
+    warm_up = whole(shape) if kind == "whole" else regional(shape, threads)
     failures: list[BaseException] = []
 
     def run() -> None:
@@ -137,36 +137,32 @@ def measure(threads: int, kind: str, shape: Shape) -> dict[str, float]:
 
 
 def regional(shape: Shape, threads: int) -> Callable[[], None]:
-    """What a drafter thread of `dflash train` does before it arrives at the gate."""
+    """What each drafter thread of `dflash train` does before it arrives at the gate."""
     import torch
     from ours import DrafterStep, batch, drafter_config, random_head, train_config
 
     from dflash.batches import TargetFeatures
     from dflash.drafter import Drafter
     from dflash.shapes import ShapePolicy
-    from dflash.streams import Ready, own_stream
 
     device = torch.device("cuda:0")
     shapes = ShapePolicy((CONTEXT,), shape.anchors, shape.block)
     sample, barrier = batch(shape, 0), threading.Barrier(threads)
 
     def warm_up() -> None:
-        with own_stream(device):
-            with device:
-                drafter, head = Drafter(drafter_config(shape)), random_head(shape, device)
-                features = (shape.tokens, shape.captured * shape.hidden)
-                features_TF = torch.randn(features, dtype=torch.bfloat16)
-            step = DrafterStep(drafter, head, train_config({}), torch.bfloat16, shapes)
-            ready = Ready.after(device)
-            compiled = partial(barrier.wait, timeout=LIMIT_S)
-            step.warm_up(TargetFeatures(sample, features_TF, None, ready), compiled)
+        with device:
+            drafter, head = Drafter(drafter_config(shape)), random_head(shape, device)
+            features = (shape.tokens, shape.captured * shape.hidden)
+            features_TF = torch.randn(features, dtype=torch.bfloat16)
+        step = DrafterStep(drafter, head, train_config({}), torch.bfloat16, shapes)
+        compiled = partial(barrier.wait, timeout=LIMIT_S)
+        step.warm_up(TargetFeatures(sample, features_TF, None), compiled)
 
     return warm_up
 
 
-def whole(shape: Shape, threads: int) -> Callable[[], None]:
+def whole(shape: Shape) -> Callable[[], None]:
     """The same sizes with the whole forward as one graph, layers repeated in it; one thread."""
-    assert threads == 1
     import torch
     from ours import drafter_config
 

@@ -19,15 +19,22 @@ ROOT = Path(__file__).parents[1]
 TURNS = "DFLASH_BENCH_TURNS"
 
 
-def measured(
-    script: str, *arguments: str, timeout_s: float, path: tuple[Path, ...] = ()
+def step_of(
+    contender: str,
+    shape: Shape,
+    *,
+    device: str,
+    steps: int,
+    timeout_s: float,
+    path: tuple[Path, ...] = (),
 ) -> dict[str, Any]:
-    """What the script beside this one prints last, as JSON; or {"error": why there is nothing}.
+    """What step_child.py finds of the contender's training step; or {"error": why it does not}.
 
     Args:
         path: directories to import from before the installed packages.
     """
-    command = [sys.executable, str(Path(__file__).with_name(script)), *arguments]
+    child = str(Path(__file__).with_name("step_child.py"))
+    command = [sys.executable, child, contender, json.dumps(asdict(shape)), device, str(steps)]
     places = os.pathsep.join(str(place) for place in (ROOT, *path))
     try:
         done = subprocess.run(
@@ -44,20 +51,6 @@ def measured(
         return json.loads(lines[-1])
     said = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
     return {"error": said[-1], "stderr": done.stderr[-6000:]}
-
-
-def step_of(
-    contender: str,
-    shape: Shape,
-    *,
-    device: str,
-    steps: int,
-    timeout_s: float,
-    path: tuple[Path, ...] = (),
-) -> dict[str, Any]:
-    """The contender's training step at one size, by step_child.py."""
-    arguments = (contender, json.dumps(asdict(shape)), device, str(steps))
-    return measured("step_child.py", *arguments, timeout_s=timeout_s, path=path)
 
 
 def side_by_side(

@@ -14,7 +14,6 @@ from dflash.config import TrainConfig
 from dflash.drafter import Drafter
 from dflash.drafter_config import DrafterConfig
 from dflash.forward_backward import ForwardBackward
-from dflash.losses import LossSums
 from dflash.optim import apply_step, make_optimizer
 from dflash.shapes import ShapePolicy, laid_out
 from dflash.target import FrozenHead
@@ -37,11 +36,11 @@ class DrafterStep:
         if shapes is not None:
             install_thread_isolation()
         self.drafter, self.config = drafter, config
-        device = head.embedding_VD.device
-        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        wait(device)  # for what was made on another stream
         self.optimizer = make_optimizer(drafter, config.optimizer)
         self.run = ForwardBackward(drafter, head, config, dtype, shapes)
+        device = self.run.device
+        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        wait(device)  # for what was made on another stream
 
     def warm_up(
         self, sample: TargetFeatures, others_have_compiled: Callable[[], object] = lambda: None
@@ -58,7 +57,7 @@ class DrafterStep:
 
     def _step(self, micro_batches: list[TargetFeatures]) -> None:
         self.run.start_step()
-        sums = LossSums.zero(self.drafter.config.block_size, self.run.device)
+        sums = self.run.no_sums()
         for features in micro_batches:
             sums += self.run(features.received(self.run.device), 0.0)
         total, divisor = self.run.finish_step().combined(sums, self.config.objective.cap_lambda)
@@ -84,14 +83,13 @@ def contender(shape: Shape, device: torch.device, name: str = "ours") -> Contend
     shapes = policy(shape, config) if device.type == "cuda" else None
     with device:
         drafter = Drafter(drafter_config(shape))
-    step = DrafterStep(drafter, random_head(shape, device), config, dtype, shapes)
     tokens = shape.context_tokens
     features_TF = torch.randn(tokens, shape.captured * shape.hidden, device=device, dtype=dtype)
     teacher_TD = features_TF[:, : shape.hidden].contiguous() if soft_labels else None
     pinned = device.type == "cuda"
     batches = [laid_out(batch(shape, i), shapes, pinned=pinned) for i in range(4)]
     samples = [TargetFeatures(made, features_TF, teacher_TD) for made in batches]
-    wait(device)
+    step = DrafterStep(drafter, random_head(shape, device), config, dtype, shapes)
     step.warm_up(samples[0])
     numbers = count()
     loss = "CE + KL + CAP" if soft_labels else "CE"

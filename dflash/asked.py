@@ -61,13 +61,10 @@ class AskedSlots:
 
     def to(self, device: torch.device) -> Self:
         """The same slots on another device."""
-        return self._each(lambda tensor: to_device(tensor, device))
+        return self.each(lambda tensor: to_device(tensor, device))
 
-    def pinned(self) -> Self:
-        """The same slots in memory from which a GPU copies while the host goes on."""
-        return self._each(Tensor.pin_memory)
-
-    def _each(self, change: Callable[[Tensor], Tensor]) -> Self:
+    def each(self, change: Callable[[Tensor], Tensor]) -> Self:
+        """The same with every tensor changed, but for the one that stays on the host."""
         names = ("slot_S", "label_S", "weight_S", "row_U", "rank_S")
         changed: dict[str, Any] = {name: change(getattr(self, name)) for name in names}
         return replace(self, **changed)

@@ -141,8 +141,7 @@ class DrafterTrainLoop:
             # Their memory need not be kept for this stream: `apply_step` makes the host wait for
             # it before the last reference to them is dropped.
             part.ready.wait(self.device, part.sums.weight.device)
-        zero = LossSums.zero(self.shared.shape.block_size, self.device)
-        sums = sum((part.sums for part in parts), start=zero)
+        sums = sum((part.sums for part in parts), start=self.forward_backward.no_sums())
         # Queued before the update, so that the report need not wait until that is done.
         on_host = HostCopy(sums.flat())
         total = self.shared.summing(self.rank, [part.gradients for part in parts])
@@ -171,7 +170,7 @@ class DrafterTrainLoop:
     def _contribute(self, step: int) -> Contribution:
         plan = self.shared.plan
         self.forward_backward.start_step()
-        sums = LossSums.zero(self.shared.shape.block_size, self.device)
+        sums = self.forward_backward.no_sums()
         tokens = positions = epoch = 0
         inputs = []
         for i in range(plan.grad_accum):

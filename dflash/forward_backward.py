@@ -150,7 +150,7 @@ class ForwardBackward:
             noise: scale of the noise on the context features.
         """
         if features.features_TF is None:
-            return self._no_sums()
+            return self.no_sums()
         batch = features.batch
         layout = layout_of(batch, self.shapes).to(self.device)
         features_TF = self._noisy(features.features_TF, batch, noise)
@@ -160,7 +160,7 @@ class ForwardBackward:
     def _run(self, features_TF: Tensor, layout: Layout, teacher_TD: Tensor | None) -> LossSums:
         passes = self._passes(len(features_TF), layout)
         passes.begin(features_TF, layout)
-        sums = self._no_sums()
+        sums = self.no_sums()
         for chunk in layout.chunks:
             main_PD, cap_PD, part = block_losses(
                 passes.draft(chunk),
@@ -240,5 +240,6 @@ class ForwardBackward:
             noise_TF.normal_(0.0, scale, generator=random)
         return features_TF + noise_TF
 
-    def _no_sums(self) -> LossSums:
+    def no_sums(self) -> LossSums:
+        """The sums of no micro-batch, on this replica's device."""
         return LossSums.zero(self.drafter.config.block_size, self.device)

@@ -111,9 +111,7 @@ class _Sums:
         return [self.now[i] for i in sorted(everything)]
 
     def _make_own(self, numbers: Set[int]) -> None:
-        foreign = [
-            i for i in sorted(numbers & self.now.keys()) if self.now[i] is not self.own.get(i)
-        ]
+        foreign = [i for i in sorted(numbers) if self.now[i] is not self.own.get(i)]
         for i in foreign:
             self.own.setdefault(i, torch.empty_like(self.leaves[i]))
         if foreign:

@@ -3,6 +3,7 @@
 T context tokens, N blocks of B slots.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -27,17 +28,9 @@ class Chunk:
         """These blocks."""
         return cls(blocks.anchor_N, blocks.inputs_NB, AskedSlots.of(blocks))
 
-    def to(self, device: torch.device) -> "Chunk":
-        """The same on another device."""
-        return Chunk(
-            to_device(self.anchor_N, device),
-            to_device(self.inputs_NB, device),
-            self.asked.to(device),
-        )
-
-    def pinned(self) -> "Chunk":
-        """The same in memory from which a GPU copies while the host goes on."""
-        return Chunk(self.anchor_N.pin_memory(), self.inputs_NB.pin_memory(), self.asked.pinned())
+    def each(self, change: Callable[[Tensor], Tensor]) -> "Chunk":
+        """The same with every tensor changed; see `AskedSlots`."""
+        return Chunk(change(self.anchor_N), change(self.inputs_NB), self.asked.each(change))
 
 
 @dataclass(frozen=True)
@@ -50,19 +43,15 @@ class Layout:
 
     def to(self, device: torch.device) -> "Layout":
         """The same on another device."""
-        return Layout(
-            to_device(self.document_T, device),
-            to_device(self.position_T, device),
-            tuple(chunk.to(device) for chunk in self.chunks),
-        )
+        return self._each(lambda tensor: to_device(tensor, device))
 
     def pinned(self) -> "Layout":
-        """See `Chunk`."""
-        return Layout(
-            self.document_T.pin_memory(),
-            self.position_T.pin_memory(),
-            tuple(chunk.pinned() for chunk in self.chunks),
-        )
+        """The same in memory from which a GPU copies while the host goes on."""
+        return self._each(Tensor.pin_memory)
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> "Layout":
+        chunks = tuple(chunk.each(change) for chunk in self.chunks)
+        return Layout(change(self.document_T), change(self.position_T), chunks)
 
     def clone(self) -> "Layout":
         """The same in memory of its own, as far as the passes read it."""

@@ -100,7 +100,8 @@ def apply_step(
     for group in optimizer.param_groups:
         group["lr"] = lr
     weights: list[Tensor] = list(model.parameters())
-    if weights[0].is_cuda:
+    on_gpu = weights[0].is_cuda
+    if on_gpu:
         from dflash.update_kernel import adamw  # needs Triton, which comes with CUDA
 
         unless_bad = torch.where(norm.isfinite(), scale, torch.nan)
@@ -108,7 +109,7 @@ def apply_step(
     norm_now = on_host.wait().item()
     if not math.isfinite(norm_now):
         raise NonFiniteError(f"step {step + 1}: the gradient's norm is {norm_now}")
-    if weights[0].is_cuda:
+    if on_gpu:
         for weight in weights:
             optimizer.state[weight]["step"] += 1
     else:

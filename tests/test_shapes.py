@@ -10,7 +10,6 @@ import torch
 from dflash.attention import TILE
 from dflash.batches import TargetFeatures
 from dflash.forward_backward import ForwardBackward
-from dflash.losses import LossSums
 from dflash.shapes import ShapeError, ShapePolicy, laid_out
 from dflash.streams import own_stream
 from dflash.target import FrozenHead
@@ -104,7 +103,7 @@ def case(train_config, drafter_shape, make_batch):
 
 def sums_and_gradients(forward_backward, *micro_batches, device="cpu"):
     forward_backward.start_step()
-    sums = LossSums.zero(forward_backward.drafter.config.block_size, torch.device(device))
+    sums = forward_backward.no_sums()
     for features in micro_batches:
         sums += forward_backward(features.received(torch.device(device)), 0.1)
     gradients = forward_backward.finish_step()

@@ -11,7 +11,6 @@ from dflash.drafter import build_drafter
 from dflash.drafter_loop import DrafterTrainLoop
 from dflash.forward_backward import ForwardBackward
 from dflash.gradients import Gradients
-from dflash.losses import LossSums
 from dflash.optim import Schedule, apply_step, make_optimizer
 from dflash.rundir import run_directory
 from dflash.streams import Ready
@@ -56,7 +55,7 @@ def plain_losses(config):
         for step in range(run.plan.total_steps):
             noise = start + step / max(1, run.plan.total_steps - 1) * (end - start)
             forward_backward.start_step()
-            sums = LossSums.zero(run.shape.block_size, CUDA)
+            sums = forward_backward.no_sums()
             for index in range(step * run.plan.per_step, (step + 1) * run.plan.per_step):
                 batch = run.source.batch(index)
                 features = target.features(batch, soft_labels=True)
