@@ -75,10 +75,10 @@ def main() -> None:
 
 def sized(size: argparse.Namespace) -> Shape:
     """The drafter of --layers and --hidden."""
-    hidden = size.hidden
-    return SHAPE.with_(
-        layers=size.layers, hidden=hidden, intermediate=3 * hidden, heads=hidden // 64
-    )
+    hidden, heads = size.hidden, size.hidden // SHAPE.head_dim
+    kv_heads = min(SHAPE.kv_heads, heads // 2)
+    sizes = {"hidden": hidden, "intermediate": 3 * hidden, "heads": heads, "kv_heads": kv_heads}
+    return SHAPE.with_(layers=size.layers, **sizes)
 
 
 def child(threads: int, kind: str, size: argparse.Namespace, cache: str) -> dict[str, float]:

@@ -25,7 +25,7 @@ from torch import Tensor
 from dflash.asked import AskedSlots
 
 CHUNK_BYTES = 1 << 29
-"""Logits of a chunk. There are as many again of the target's, and of CAP's gradient."""
+"""Logits of a chunk, at most. There are as many again of the target's, and of CAP's gradient."""
 EAGER_CHUNK_BYTES = 1 << 26
 """The same where every operation makes a copy."""
 ROWS = 128
@@ -234,9 +234,12 @@ class _Chunk:
 
 
 def _chunks(asked: AskedSlots, most: int) -> Iterator[_Chunk]:
-    """The slots in order, so that a teacher's row is made once, or twice where a chunk ends."""
-    chunks = max(1, math.ceil(len(asked) / max(ROWS, most)))
-    size = max(1, math.ceil(len(asked) / (chunks * ROWS))) * ROWS
+    """At most `most` slots each, or one tile, in order: so a teacher's row is made once, or twice
+    where a chunk ends.
+    """
+    tiles = math.ceil(len(asked) / ROWS)
+    chunks = max(1, math.ceil(tiles / max(1, most // ROWS)))
+    size = max(1, math.ceil(tiles / chunks)) * ROWS
     for start in range(0, len(asked), size):
         yield _Chunk.of(asked, slice(start, min(start + size, len(asked))))
 

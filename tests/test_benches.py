@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 import sys
+from argparse import Namespace
 from pathlib import Path
 
 import numpy as np
@@ -73,6 +74,12 @@ def test_flops_are_those_of_a_count_by_hand(bench):
     token = 4 * 5 * 4096 * 4096 + 6 * 5 * 2 * 4096 * 1024
     assert shape.flops == pytest.approx(512 * 16 * slot + 3072 * token)
     assert shape.with_(documents=4).flops == pytest.approx(4 * shape.flops)
+
+
+@pytest.mark.parametrize(("hidden", "heads"), [(128, (2, 1)), (1024, (16, 8)), (4096, (64, 8))])
+def test_a_key_head_serves_whole_query_heads_in_the_start_table(bench, hidden, heads):
+    shape = bench("bench_start").sized(Namespace(hidden=hidden, layers=2))
+    assert (shape.heads, shape.kv_heads) == heads
 
 
 def test_the_fit_recovers_what_made_the_seconds(bench):

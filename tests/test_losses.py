@@ -94,7 +94,10 @@ def test_without_cap_there_is_no_gradient_of_it():
     assert (cap_PD, sums.entropy) == (None, 0)
 
 
-@pytest.mark.parametrize(("asked", "most", "sizes"), [(18, 7, [6, 6, 6]), (5, 9, [5]), (0, 9, [])])
+@pytest.mark.parametrize(
+    ("asked", "most", "sizes"),
+    [(18, 7, [6, 6, 6]), (14, 5, [4, 4, 4, 2]), (3, 1, [2, 1]), (5, 9, [5]), (0, 9, [])],
+)
 def test_chunks_are_as_equal_as_whole_tiles_allow(monkeypatch, asked, most, sizes):
     monkeypatch.setattr(losses, "ROWS", 2)
     weights_NB = torch.zeros(6, BLOCK)
