@@ -4,9 +4,10 @@
 
 Makes a target with random weights and random completions in a scratch directory, then runs
 `dflash train` in each layout and prints tokens/s, the share of time that each stage waits, and the
-ratio to the first row: the same target and drafter one after the other in one thread, with the
-target's part of the time beside its part of the operations, from which one would guess how many
-GPUs each stage should have. Layouts for more GPUs than there are, are left out.
+ratio to the first row: the same target and drafter one after the other in one thread. Beside it
+the ratios that the busiest GPU would allow if no stage ever waited: by the target's and drafter's
+parts of the first row's time, and by their parts of the operations, which need no measurement.
+Layouts for more GPUs than there are, are left out.
 """
 
 import argparse
@@ -49,9 +50,12 @@ def main() -> None:
         outputs = [Path(scratch, f"run-{i}") for i in range(len(layouts))]
         found = [train(target, data, outputs[0], sizes, layouts[0])]
         turns = by_turns(outputs[0], Path(scratch, "turns"))
-        print(f"{'target':>8}{'drafters':>10}{'tokens/s':>10}{'ratio':>7}   stall of each stage")
         print(
-            f"{'by turns':>18}{turns['tokens_per_s']:10.0f}{1:7.2f}   the target takes "
+            f"{'target':>8}{'drafters':>10}{'tokens/s':>10}{'ratio':>7}{'by time, operations':>21}"
+            "   stall of each stage"
+        )
+        print(
+            f"{'by turns':>18}{turns['tokens_per_s']:10.0f}{1:7.2f}{'':21}   the target takes "
             f"{turns['target']:.0%} of the time, and {turns['target_flops']:.0%} of the operations"
         )
         for devices, output in zip(layouts, outputs, strict=True):
@@ -59,9 +63,11 @@ def main() -> None:
                 found.append(train(target, data, output, sizes, devices))
             row = found[-1]
             waits = "  ".join(f"{stage} {row[stage]:.0%}" for stage in STAGES)
+            allowed = [devices.most(turns[part]) for part in ("target", "target_flops")]
             print(
                 f"{devices.targets:>8}{devices.drafters:>10}{row['tokens_per_s']:10.0f}"
-                f"{row['tokens_per_s'] / turns['tokens_per_s']:7.2f}   {waits}",
+                f"{row['tokens_per_s'] / turns['tokens_per_s']:7.2f}"
+                f"{allowed[0]:15.2f}{allowed[1]:6.2f}   {waits}",
                 flush=True,
             )
 

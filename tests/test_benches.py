@@ -195,6 +195,14 @@ def test_on_a_gpu_nothing_fails(command):
     assert "could not be run" not in run(*command.split())
 
 
+@pytest.mark.parametrize(
+    ("targets", "drafters", "most"),
+    [("0", "0", 1.0), ("0", "1", 1 / 0.6), ("0", "0,1", 1 / 0.8), ("0,1", "0,1", 2.0)],
+)
+def test_the_busiest_gpu_says_how_fast_a_layout_can_be(bench, targets, drafters, most):
+    assert bench("runs").Devices(targets, drafters).most(0.6) == pytest.approx(most)
+
+
 def test_the_targets_operations_are_those_of_a_count_by_hand(bench, tiny_model):
     target = Target(tiny_model, (1, 3))
     # 8 heads and 4 key heads of 16, hidden size 128, intermediate 320; layers 0 to 3 run.
