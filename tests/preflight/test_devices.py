@@ -94,6 +94,28 @@ def test_nvml_is_asked_first_and_may_be_without_its_library(
     assert ("NVML names process(es) 4711" in line.details) == bool(code)
 
 
+@pytest.mark.gpu(2)
+def test_what_is_held_on_the_second_gpu_is_said_of_it(seen):
+    code = "import sys, torch; held = torch.zeros(4 << 30, dtype=torch.int8, device='cuda:1')"
+    with child(code + READY) as (process, _):
+        now = seen(process.pid)
+        line = devices.gpu_memory(now)
+    assert line.status is Status.PROBLEM
+    assert re.match(r"GPU (\d+, )*1\b.* is in use", line.said), line
+    assert next(gpu.used_mib for gpu in now.gpus if gpu.index == 1) > 4 << 10
+
+
+@pytest.mark.gpu(2)
+def test_two_gpus_that_the_run_names_and_one_more(seen, run):
+    now = seen()
+    named = [f"0,{last}" for last in (1, len(now.gpus))]
+    lines = [
+        devices.device_numbers(seen(run=run(devices={"target-gpus": "0", "drafter-gpus": each})))
+        for each in named
+    ]
+    assert [line.status for line in lines] == [Status.OK, Status.PROBLEM]
+
+
 def test_gpus_that_the_run_names_and_the_machine_has_not(seen, run, driver):
     driver(IDLE)
     both = run(devices={"target-gpus": "0", "drafter-gpus": "1"})

@@ -164,9 +164,20 @@ def test_py_spy_that_is_not_there_is_an_answer(monkeypatch, tmp_path):
 def test_a_thread_that_waits_for_a_kernel(stuck, how, state):
     child = stuck(PROGRAMS / "cuda_wait.py", how)
     native = how == "item"  # only C code waits there
-    findings = settled(child.pid, has({"drafter-1": state}), native=native)
-    assert findings["drafter-1"].state is state, findings["drafter-1"].thread.frames
+    findings = settled(child.pid, has({"drafter-0": state}), native=native)
+    assert findings["drafter-0"].state is state, findings["drafter-0"].thread.frames
     assert judge(list(findings.values())).code == "waiting-for-the-device"
+
+
+@pytest.mark.gpu(2)
+def test_two_threads_that_wait_for_different_gpus(stuck):
+    child = stuck(PROGRAMS / "cuda_wait.py", "synchronize", "event")
+    wanted = {"drafter-0": State.AWAITS_DEVICE, "drafter-1": State.AWAITS_EVENT}
+    findings = settled(child.pid, has(wanted))
+    assert {name: findings[name].state for name in wanted} == wanted
+    verdict = judge(list(findings.values()))
+    assert verdict.code == "waiting-for-the-device"
+    assert all(name in verdict.summary for name in wanted), verdict
 
 
 @pytest.mark.gpu
