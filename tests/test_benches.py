@@ -210,25 +210,30 @@ def test_the_targets_operations_are_those_of_a_count_by_hand(bench, tiny_model):
     assert bench("runs").target_flops(target, 10, 6) == 10 * 4 * (2 * layer + 4 * 3 * 128)
 
 
-def test_prompts_of_the_standard_library(printed, monkeypatch, tmp_path):
+def test_prompts_to_learn_from_and_to_measure_on(bench, printed, monkeypatch, tmp_path):
     library, output = tmp_path / "library", tmp_path / "prompts"
     library.mkdir()
     doc = "What it does, in more than thirty characters."
     functions = [f'def f{i}(a, *, b=1):\n    """{doc}"""\n    return a\n' for i in range(60)]
     (library / "module.py").write_text("\n".join(functions))
     monkeypatch.setattr("sysconfig.get_path", lambda _name: str(library))
-    assert printed("prompt_files", str(output), "--limit", "50")[0] == "train: 50 prompts"
+    monkeypatch.setattr(bench("prompt_topics"), "TASKS", ("Explain {}.",))
+    printed("prompt_files", str(output))
     learned, held_out = (
         [json.loads(line)["prompt"] for line in (output / name).read_text().splitlines()]
         for name in ("train.jsonl", "heldout.jsonl")
     )
-    assert len(learned) == 50 and len(held_out) == 2 * 3 and not set(learned) & set(held_out)
+    assert len(held_out) >= 5 and not set(learned) & set(held_out)
     start = "Complete this Python function. Give the code only.\n\n```python\ndef f"
-    assert learned[0].startswith(start)
-    assert learned[0].endswith(f'(a, *, b=1):\n    """{doc}"""\n```')
+    code = [prompt for prompt in learned if prompt.startswith(start)]
+    assert all(prompt.endswith(f'(a, *, b=1):\n    """{doc}"""\n```') for prompt in code)
+    # All that is asked about a function is on one side.
+    assert len(code) == sum("`module.f" in prompt for prompt in learned) > 50
+    assert "Explain chess." in learned + held_out
+    assert printed("prompt_files", str(output), "--limit", "50")[0] == "train: 50 prompts"
 
 
-def test_a_real_drafter_within_a_budget(bench, printed, monkeypatch, tmp_path, tiny_target_dir):
+def test_a_real_drafter(printed, tmp_path, tiny_target_dir):
     """Prompts to tau; the picture needs matplotlib, which may be missing."""
     prompts, work = tmp_path / "prompts", tmp_path / "work"
     prompts.mkdir()
@@ -243,7 +248,7 @@ def test_a_real_drafter_within_a_budget(bench, printed, monkeypatch, tmp_path, t
         "--target": tiny_target_dir,
         "--prompts": prompts,
         "--work": work,
-        "--budget-s": 200,
+        "--train-s": 1e-3,  # one epoch
         "--device": "cpu",
         "--layers": 1,
         "--block-size": 4,
@@ -252,13 +257,18 @@ def test_a_real_drafter_within_a_budget(bench, printed, monkeypatch, tmp_path, t
         "--max-seq-len": 128,
         "--decoded": 1,
     }
-    monkeypatch.setattr(bench("real_drafter"), "MEASURING", 0.999)  # no time for a second epoch
-    out = printed("real_drafter", *(str(word) for pair in options.items() for word in pair))
+    words = [str(word) for pair in options.items() for word in pair]
+    out = printed("real_drafter", *words)
     row = next(line for line in out if line.startswith("base  ")).split()
-    assert row[1:3] == ["1", "1"] and float(row[4]) >= 1 and float(row[5]) >= 1
+    assert row[1:3] == ["1", "1"] and min(map(float, row[3:])) >= 1
     (decoded,) = (line for line in out if "decoded: tau" in line)
     assert decoded.startswith("base, set, 1 prompts") and "0 wrong" in decoded
     assert (work / "curves.svg").exists() or any("matplotlib is not" in line for line in out)
+    (work / "base.json").unlink()  # as after Ctrl-C: what was trained is not trained again
+    trained = (work / "runs" / "base" / "metrics.jsonl").read_bytes()
+    again = printed("real_drafter", *words[:-1], "0")
+    assert next(line for line in again if line.startswith("base  ")).split() == row
+    assert (work / "runs" / "base" / "metrics.jsonl").read_bytes() == trained
 
 
 def test_curves_are_those_of_the_metrics(bench, tmp_path):
