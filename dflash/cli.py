@@ -184,9 +184,8 @@ def print_config(config: TrainConfig) -> None:
 @click.option(
     "--batch-size",
     type=click.IntRange(min=1),
-    default=32,
-    show_default=True,
-    help="prompts that are answered together",
+    help="prompts that are answered together, fewer where the GPU's memory does not hold them"
+    "  [default: 256 on a GPU, 32 on the CPU]",
 )
 @click.option(
     "--temperature",
@@ -229,6 +228,9 @@ def prepare(**options: Any) -> None:
     with needing("train"):
         from dflash.prepare import PrepareOptions
         from dflash.prepare import prepare as run
+    if options["batch_size"] is None:
+        # A decoding step takes a GPU's host as long for one prompt as for hundreds.
+        options["batch_size"] = 32 if options["device"] == "cpu" else 256
     sys.exit(run(PrepareOptions(**options)))
 
 

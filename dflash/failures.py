@@ -7,10 +7,17 @@ import traceback
 from collections.abc import Callable, Iterator
 from typing import NoReturn
 
+import torch
+
 from dflash.concurrency import StuckThreads
 from dflash.errors import DflashError, Exit
 
 log = logging.getLogger(__name__)
+
+MEMORY_IS_FULL = (
+    "Lower --token-budget and, for a drafter's GPU, --draft-chunk or --max-draft-positions; "
+    "--rehearse tells whether the run fits. See who else is on that GPU: dflash-diag preflight"
+)
 
 
 def reported(run: Callable[[], int]) -> int:
@@ -32,7 +39,7 @@ def report(error: BaseException) -> int:
     for number, leaf in enumerate(leaves, start=1):
         which = "" if len(leaves) == 1 else f" {number} of {len(leaves)}"
         log.error("failure%s\n%s", which, _described(leaf))
-        if remedy := getattr(leaf, "remedy", None):
+        if remedy := _remedy(leaf):
             log.error("what to do: %s", remedy)
     root = leaves[0]
     log.error("FAILED: %s: %s", type(root).__name__, str(root).partition("\n")[0])
@@ -55,6 +62,12 @@ def _described(error: BaseException) -> str:
     if isinstance(error, DflashError):
         return "".join(traceback.format_exception_only(error)).rstrip()
     return "".join(traceback.format_exception(error)).rstrip()
+
+
+def _remedy(error: BaseException) -> str | None:
+    if isinstance(error, torch.OutOfMemoryError):
+        return MEMORY_IS_FULL
+    return getattr(error, "remedy", None)
 
 
 def _leaves(error: BaseException) -> Iterator[BaseException]:

@@ -12,6 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import torch
 from transformers import PreTrainedTokenizerBase
 
 from dflash.config import hash_of
@@ -21,7 +22,7 @@ from dflash.data.journal import Journal
 from dflash.data.regenerate import Prompter, Writer, regenerate
 from dflash.data.sources import Conversation, TokenRow, conversations, is_tokenized, token_rows
 from dflash.data.tables import some
-from dflash.errors import DataError, Exit, ModelError
+from dflash.errors import DataError, DflashError, Exit, ModelError
 from dflash.manifest import collect
 from dflash.resolve import check_device, choose_dtype
 from dflash.target import load_causal_lm, load_text_config, load_tokenizer
@@ -77,7 +78,7 @@ class Tally:
 
 
 def prepare(options: PrepareOptions) -> int:
-    """Do what the options say; returns the exit code. Raises DataError, ModelError, ConfigError."""
+    """Do what the options say; returns the exit code. Raises DflashError."""
     refuse_existing(options.output_dir)
     check_device("--device", options.device)
     text_config = load_text_config(
@@ -91,6 +92,12 @@ def prepare(options: PrepareOptions) -> int:
     except KeyboardInterrupt:
         log.warning("interrupted; the same command goes on after the last whole batch")
         return Exit.STOPPED
+    except torch.OutOfMemoryError as error:
+        raise DflashError(
+            f"--device {options.device}: its memory is full: {str(error).partition('.')[0]}",
+            remedy="Lower --max-new-tokens or --max-seq-len, and see who else is on that GPU: "
+            "dflash-diag preflight",
+        ) from error
 
 
 def _regenerate(

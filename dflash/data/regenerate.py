@@ -1,11 +1,13 @@
 """Every assistant turn of a conversation written anew by the target, batch by batch, resumable."""
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 
 import numpy as np
+import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from dflash.data.completions import Completion
@@ -48,9 +50,10 @@ class Writer:
     sampling: Sampling
     source: str
 
-    def write(self, batch: Sequence[Conversation], number: int) -> list[Completion]:
+    def write(self, batch: Sequence[Conversation], first: int) -> list[Completion]:
         """One row for each user turn, conversation by conversation; a function of its arguments.
 
+        `first`: the number of the first of these conversations, which the draws depend on.
         What was generated before a turn stands in its prompt as text; only ids that were generated
         are supervised, and those are never tokenized again.
         """
@@ -66,15 +69,15 @@ class Writer:
             if not fitting:
                 break
             asked = [(_row_id(batch[i], turn), prompt) for i, prompt in fitting.items()]
-            for i, done in zip(fitting, self._generate(asked, number, turn), strict=True):
+            for i, done in zip(fitting, self._generate(asked, first, turn), strict=True):
                 rows[i].append(done)
                 said[i].append({"role": "assistant", "content": self._text(done)})
         return [row for i in rows for row in rows[i]]
 
     def _generate(
-        self, asked: Sequence[tuple[str, list[int]]], number: int, turn: int
+        self, asked: Sequence[tuple[str, list[int]]], first: int, turn: int
     ) -> Iterator[Completion]:
-        state = np.random.SeedSequence([self.sampling.seed, number, turn]).generate_state(1)
+        state = np.random.SeedSequence([self.sampling.seed, first, turn]).generate_state(1)
         return generate(
             self.model,
             self.prompter.tokenizer,
@@ -98,18 +101,46 @@ def regenerate(
     batch_size: int,
     say: Callable[[str], None],
 ) -> None:
-    """Write all conversations into the journal, from the first batch that it does not have."""
+    """Write all conversations into the journal, from the first batch that it does not have.
+
+    Where the GPU's memory does not hold a batch, it is written in smaller ones, and so are the
+    next. Raises torch.OutOfMemoryError where it does not hold a single conversation.
+    """
     done = min(journal.batches * batch_size, len(asked))
     if done:
         say(f"{done} of {len(asked)} prompts were done before")
     batches, tokens, started_s = range(done, len(asked), batch_size), 0, time.monotonic()
+    together = batch_size
     for start in shown(batches, len(batches), f"batches of {batch_size} prompts"):
-        rows = writer.write(asked[start : start + batch_size], journal.batches)
+        rows, together = _written(writer, asked[start : start + batch_size], start, together, say)
         journal.append(rows)
         tokens += sum(sum(row.loss_mask) for row in rows)
     elapsed_s = time.monotonic() - started_s
     if batches:
         say(f"{len(asked)} prompts done, {tokens} tokens written, {tokens / elapsed_s:.0f} tok/s")
+
+
+def _written(
+    writer: Writer,
+    batch: Sequence[Conversation],
+    first: int,
+    together: int,
+    say: Callable[[str], None],
+) -> tuple[list[Completion], int]:
+    """The rows of a batch, and how many conversations there is memory for at once."""
+    rows: list[Completion] = []
+    done = 0
+    while done < len(batch):
+        try:
+            rows += writer.write(batch[done : done + together], first + done)
+            done += together
+        except torch.OutOfMemoryError:
+            tried = min(together, len(batch) - done)
+            if tried == 1:
+                raise
+            together = math.ceil(tried / 2)
+            say(f"the GPU's memory does not hold {tried} prompts at once: {together} from here on")
+    return rows, together
 
 
 def _row_id(conversation: Conversation, turn: int) -> str:

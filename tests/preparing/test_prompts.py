@@ -3,10 +3,11 @@
 import json
 
 import pytest
+import torch
 
 from dflash.data.completions import Completions
 from dflash.data.generate import meta
-from dflash.data.regenerate import Prompter
+from dflash.data.regenerate import Prompter, Writer
 
 LENGTH = 12
 
@@ -92,6 +93,55 @@ def test_drawn_text_depends_on_the_seed_and_on_nothing_else(
         assert prepare(source, *options, "--seed", seed, out=out).exit_code == 0
     a, b, c = (rows_of(tmp_path / out) for out in "abc")
     assert a == b != c
+
+
+@pytest.fixture
+def small_gpu(monkeypatch):
+    """A function: from now on so many conversations at once are too many; a list of the tries."""
+    write, tries = Writer.write, []
+
+    def make(most):
+        def writes(self, batch, first):
+            tries.append(len(batch))
+            if len(batch) > most:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB.")
+            return write(self, batch, first)
+
+        monkeypatch.setattr(Writer, "write", writes)
+        return tries
+
+    return make
+
+
+def test_a_batch_that_the_memory_does_not_hold_is_written_in_parts(
+    prepare, tmp_path, file, rows_of, texts, small_gpu
+):
+    source = file("p.txt", *texts, *texts, "def a():")
+    assert prepare(source, "--batch-size", 5, out="whole").exit_code == 0
+    tries = small_gpu(2)
+    result = prepare(source, "--batch-size", 5)
+    assert result.exit_code == 0
+    assert tries == [5, 3, 2, 2, 1, 2]
+    assert "does not hold 3 prompts at once: 2 from here on" in result.log
+    assert rows_of(tmp_path / "data") == rows_of(tmp_path / "whole")
+
+
+def test_equal_prompts_in_parts_of_a_batch_get_different_draws(
+    prepare, tmp_path, file, rows_of, texts, small_gpu
+):
+    small_gpu(1)
+    source = file("p.txt", *["def open_file(self):"] * 4)
+    assert prepare(source, "--temperature", 2.0, "--batch-size", 4).exit_code == 0
+    assert len({tuple(row.input_ids) for row in rows_of(tmp_path / "data")}) == 4
+
+
+def test_memory_that_does_not_hold_one_prompt_is_said(prepare, tmp_path, file, texts, small_gpu):
+    small_gpu(0)
+    result = prepare(file("p.txt", *texts))
+    assert result.exit_code == 1
+    assert "--device cpu: its memory is full: CUDA out of memory" in result.log
+    assert "Lower --max-new-tokens" in result.log
+    assert [path.name for path in tmp_path.iterdir()] == ["p.txt"]
 
 
 def test_what_cannot_be_answered_is_counted_with_its_lines(prepare, tmp_path, file):

@@ -28,10 +28,10 @@ def stopped(prepare, monkeypatch, file, texts):
     write = Writer.write
 
     def run(at_batch, *more):
-        def interrupted(self, batch, number):
-            if number == at_batch:
+        def interrupted(self, batch, first):
+            if first == 2 * at_batch:
                 raise KeyboardInterrupt
-            return write(self, batch, number)
+            return write(self, batch, first)
 
         with monkeypatch.context() as patch:
             patch.setattr(Writer, "write", interrupted)

@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from dflash import checkpoint, drafter_loop, forward_backward, trainer
 from dflash.checkpoint import Checkpoints, load_model, load_state
@@ -80,6 +81,17 @@ def test_an_exception_in_any_stage_ends_the_run(options, monkeypatch, owner, nam
     assert first.index(f"BoomError: injected into {name}") < len(first.partition("then ")[0])
     assert re.search(rf"in thread {thread}\S* of group train", first)
     assert not list(Path(options["run"]["output-dir"]).glob("step-*"))
+
+
+def test_memory_that_is_full_comes_with_what_to_lower(options, monkeypatch):
+    def full(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB.")
+
+    monkeypatch.setattr(forward_backward, "block_losses", full)
+    assert train(TrainConfig.from_dict(options)) == 1
+    ended_well(options, thread="drafter-", message="OutOfMemoryError: CUDA out of memory")
+    log = (Path(options["run"]["output-dir"]) / "train.log").read_text()
+    assert "what to do: Lower --token-budget" in log
 
 
 def ended_well(options, *, thread, message):
