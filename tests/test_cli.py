@@ -8,8 +8,9 @@ import types
 import pytest
 from click.testing import CliRunner
 
-from dflash import __version__, cli
-from dflash.cli import main, missing_extra, share_cores
+from dflash import __version__, before_torch
+from dflash.before_torch import missing_extra, share_cores
+from dflash.cli import main
 from dflash.config import TrainConfig
 from dflash.errors import DflashError, Exit, MissingExtraError
 from dflash.manifest import DoubleOwner
@@ -58,7 +59,7 @@ def trainer(monkeypatch):
     module = types.ModuleType("dflash.trainer")
     module.train = lambda config: Exit.OK
     monkeypatch.setitem(sys.modules, "dflash.trainer", module)
-    monkeypatch.setattr(cli, "double_owners", lambda names: [])
+    monkeypatch.setattr(before_torch, "double_owners", lambda names: [])
     return module
 
 
@@ -100,7 +101,7 @@ def test_an_interrupt_before_the_trainer_listens_exits_130(arguments, trainer):
 
 def test_train_refuses_an_import_name_with_two_owners(arguments, trainer, monkeypatch):
     other = DoubleOwner("dflash", ("dflash 0.1.0",), "/site/dflash/__init__.py")
-    monkeypatch.setattr(cli, "double_owners", lambda names: [other])
+    monkeypatch.setattr(before_torch, "double_owners", lambda names: [other])
     trainer.train = lambda config: pytest.fail("must not start")
     result = CliRunner().invoke(main, arguments)
     assert result.exit_code == Exit.FAILED
