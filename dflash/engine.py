@@ -17,7 +17,8 @@ from dflash.decoding_options import DecodingOptions
 from dflash.drafter import Drafter
 from dflash.errors import ConfigError
 from dflash.resolve import check_device, check_fits, choose_dtype
-from dflash.target import FrozenHead, Target, load_target, load_text_config, load_tokenizer
+from dflash.target import FrozenHead, Target, load_target
+from dflash.target_files import load_text_config, load_tokenizer
 
 log = logging.getLogger(__name__)
 

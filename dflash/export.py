@@ -18,7 +18,7 @@ from dflash.engine import target_of
 from dflash.errors import CheckpointError, ModelError
 from dflash.layouts import Verifier, speculators_config, zlab_config
 from dflash.resolve import check_fits
-from dflash.target import load_text_config
+from dflash.target_files import load_text_config
 
 
 def export(

@@ -25,7 +25,7 @@ from dflash.data.tables import some
 from dflash.errors import DataError, DflashError, Exit, ModelError
 from dflash.manifest import collect
 from dflash.resolve import check_device, choose_dtype
-from dflash.target import load_causal_lm, load_text_config, load_tokenizer
+from dflash.target_files import load_causal_lm, load_text_config, load_tokenizer
 
 log = logging.getLogger(__name__)
 

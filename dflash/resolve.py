@@ -16,7 +16,8 @@ from dflash.errors import CheckpointError, ConfigError, MissingExtraError
 from dflash.fields import as_text
 from dflash.prefetch import BatchSource
 from dflash.shapes import ShapePolicy
-from dflash.target import LOGIT_TRANSFORMS, load_text_config, load_tokenizer
+from dflash.target import LOGIT_TRANSFORMS
+from dflash.target_files import load_text_config, load_tokenizer
 
 log = logging.getLogger(__name__)
 

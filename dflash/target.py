@@ -4,27 +4,17 @@ R rows (one document each), S tokens of the longest, D hidden size, F = captured
 """
 
 import copy
-import hashlib
-import json
 import logging
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import PreTrainedModel
 
 from dflash.batches import Batch, TargetFeatures
 from dflash.concurrency import Gate
@@ -32,6 +22,7 @@ from dflash.errors import ModelError
 from dflash.heartbeat import started, waiting, working
 from dflash.routing import RoutedReceiver, RoutedSender
 from dflash.streams import Lanes, Ready, own_stream, to_device
+from dflash.target_files import load_causal_lm
 
 log = logging.getLogger(__name__)
 
@@ -153,16 +144,6 @@ class _AllCaptured(BaseException):
     """Leaves a forward pass early; a BaseException, so that no `except Exception` eats it."""
 
 
-def load_tokenizer(path: str | Path, *, trust_remote_code: bool) -> PreTrainedTokenizerBase:
-    """The target's tokenizer, from its local directory; raises ModelError when there is none."""
-    try:
-        return AutoTokenizer.from_pretrained(
-            path, local_files_only=True, trust_remote_code=trust_remote_code
-        )
-    except (OSError, ValueError) as error:
-        raise ModelError(f"--target-model {path}: no tokenizer can be loaded: {error}") from error
-
-
 def load_target(
     path: str,
     layer_ids: tuple[int, ...],
@@ -172,37 +153,6 @@ def load_target(
 ) -> Target:
     """Load a causal LM, with hooks on the captured layers: see `load_causal_lm`."""
     return Target(load_causal_lm(path, dtype, trust_remote_code=trust_remote_code), layer_ids)
-
-
-def load_causal_lm(path: str, dtype: torch.dtype, *, trust_remote_code: bool) -> PreTrainedModel:
-    """Load a causal LM from a local Hugging Face directory onto the CPU. Never asks a hub.
-
-    Raises ModelError when it cannot be loaded, or lacks weights: those would be random numbers.
-    """
-    with _loading(path):
-        both: Any = AutoModelForCausalLM.from_pretrained(
-            path,
-            dtype=dtype,
-            local_files_only=True,
-            trust_remote_code=trust_remote_code,
-            output_loading_info=True,
-        )
-    model, loaded = both
-    if missing := sorted(loaded["missing_keys"]):
-        raise ModelError(
-            f"--target-model {path}: no weight {missing[0]!r} ({len(missing)} missing in all)",
-            remedy="copy the checkpoint again, every *.safetensors file of it",
-        )
-    return model
-
-
-def target_digest(path: Path) -> str:
-    """SHA-256 of the target's config and of the sizes of its weight files, wherever it lies."""
-    config = json.loads((path / "config.json").read_text(encoding="utf-8"))
-    for volatile in ("_name_or_path", "transformers_version"):
-        config.pop(volatile, None)
-    sizes = sorted(file.stat().st_size for file in path.glob("*.safetensors"))
-    return hashlib.sha256(json.dumps([config, sizes], sort_keys=True).encode()).hexdigest()
 
 
 def load_targets(
@@ -221,28 +171,6 @@ def load_targets(
     names = ", ".join(map(str, devices))
     log.info("target ready on %s in %.1f s", names, time.monotonic() - started_s)
     return copies
-
-
-def load_text_config(path: str, *, trust_remote_code: bool) -> Any:
-    """The (text part of the) target's config; raises ModelError when there is none to read."""
-    if not (Path(path) / "config.json").is_file():
-        raise ModelError(
-            f"--target-model {path}: no config.json there",
-            remedy="give the directory of a Hugging Face checkpoint",
-        )
-    with _loading(path):
-        config = AutoConfig.from_pretrained(
-            path, local_files_only=True, trust_remote_code=trust_remote_code
-        )
-    return config.get_text_config()
-
-
-@contextmanager
-def _loading(path: str) -> Iterator[None]:
-    try:
-        yield
-    except (OSError, ValueError, SafetensorError) as error:
-        raise ModelError(f"--target-model {path} cannot be loaded: {error}") from error
 
 
 def run_target(

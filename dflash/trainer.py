@@ -41,7 +41,8 @@ from dflash.rundir import RunDirectory, check_inputs, check_place, run_directory
 from dflash.shapes import ShapePolicy, laid_out
 from dflash.steps import StepPlan
 from dflash.stop import StopRequest, on_signals
-from dflash.target import Target, load_targets, run_target, target_digest
+from dflash.target import Target, load_targets, run_target
+from dflash.target_files import target_digest
 from dflash.watched import watched
 
 log = logging.getLogger(__name__)

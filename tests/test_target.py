@@ -19,7 +19,8 @@ from transformers import (
 from dflash.anchors import Blocks
 from dflash.batches import Batch, pack
 from dflash.errors import ModelError
-from dflash.target import Target, load_target, load_text_config
+from dflash.target import Target, load_target
+from dflash.target_files import load_text_config
 
 CPU = torch.device("cpu")
 LENGTHS = (7, 3, 12, 1)

@@ -34,7 +34,7 @@ from dflash.prefetch import open_source
 from dflash.resolve import drafter_shape
 from dflash.rundir import RunDirectory
 from dflash.steps import StepPlan
-from dflash.target import load_text_config, load_tokenizer
+from dflash.target_files import load_text_config, load_tokenizer
 import torch
 config = TrainConfig.from_toml(Path(sys.argv[1]))
 path, trusted = config.model.target_model, config.model.trust_remote_code
