@@ -24,7 +24,7 @@ from dflash.data.sources import Conversation, TokenRow, conversations, is_tokeni
 from dflash.data.tables import some
 from dflash.errors import DataError, DflashError, Exit, ModelError
 from dflash.manifest import collect
-from dflash.resolve import check_device, choose_dtype
+from dflash.resolve import check_device, choose_dtype, warn_of_missing_kernels
 from dflash.target_files import load_causal_lm, load_text_config, load_tokenizer
 
 log = logging.getLogger(__name__)
@@ -87,6 +87,7 @@ def prepare(options: PrepareOptions) -> int:
     tokenizer = load_tokenizer(options.target_model, trust_remote_code=options.trust_remote_code)
     if is_tokenized(options.source):
         return _import_rows(options, tokenizer, text_config.vocab_size)
+    warn_of_missing_kernels(text_config, [options.device])
     try:
         return _regenerate(options, tokenizer, text_config.vocab_size)
     except KeyboardInterrupt:

@@ -21,6 +21,9 @@ from dflash.target_files import load_text_config, load_tokenizer
 
 log = logging.getLogger(__name__)
 
+LINEAR_ATTENTION_KERNELS = {"fla": "flash-linear-attention", "causal_conv1d": "causal-conv1d"}
+"""Packages that transformers takes kernels from, and the distributions that have them."""
+
 
 def check_devices(config: TrainConfig) -> None:
     """Raise ConfigError for a device that this machine does not have."""
@@ -53,10 +56,35 @@ def check_loggers(config: TrainConfig) -> None:
         "tensorboard": config.logging.tensorboard,
     }
     for package, asked in wanted.items():
-        # A bare folder of that name in the working directory is a spec too, without an origin.
-        spec = importlib.util.find_spec(package) if asked else None
-        if asked and (spec is None or spec.origin is None):
+        if asked and not _is_installed(package):
             raise MissingExtraError(package, package)
+
+
+def _is_installed(package: str) -> bool:
+    spec = importlib.util.find_spec(package)
+    # A bare folder of that name in the working directory is a spec too, without an origin.
+    return spec is not None and spec.origin is not None
+
+
+def missing_kernels(text_config: Any, devices: Sequence[str]) -> list[str]:
+    """Distributions without which the target's linear attention runs in plain torch on a GPU."""
+    layers = getattr(text_config, "layer_types", None) or ()
+    if "linear_attention" not in layers or set(devices) == {"cpu"}:
+        return []
+    packages = LINEAR_ATTENTION_KERNELS.items()
+    return [name for package, name in packages if not _is_installed(package)]
+
+
+def warn_of_missing_kernels(text_config: Any, devices: Sequence[str]) -> None:
+    """Say it before the night, and what to type; transformers says it in the first forward."""
+    if missing := missing_kernels(text_config, devices):
+        log.warning(
+            "%d of the target's %d layers are linear attention, which transformers runs in plain "
+            "torch, correct but much slower, without its kernels: pip install %s",
+            text_config.layer_types.count("linear_attention"),
+            len(text_config.layer_types),
+            " ".join(missing),
+        )
 
 
 def compute_dtype(config: TrainConfig) -> torch.dtype:
@@ -119,6 +147,7 @@ def drafter_shape(config: TrainConfig) -> DrafterConfig:
     if config.objective.use_soft_labels:
         _refuse_logit_transforms(text_config)
     _check_positions(config, text_config)
+    warn_of_missing_kernels(text_config, config.devices.target_gpus)
     shape = _initial_shape(config, text_config) or drafter_config(
         text_config,
         num_draft_layers=model.num_draft_layers,

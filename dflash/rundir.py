@@ -118,9 +118,12 @@ def run_directory(config: TrainConfig) -> Iterator[RunDirectory]:
     for handler, clock in zip(handlers, ("%H:%M:%S", "%Y-%m-%d %H:%M:%S"), strict=True):
         handler.setFormatter(logging.Formatter(LINE, clock))
         root.addHandler(handler)
+    # What it warns of, such as a slow path, it prints itself; it belongs into the file as well.
+    logging.getLogger("transformers").addHandler(to_file)
     try:
         yield RunDirectory(path, config, console)
     finally:
+        logging.getLogger("transformers").removeHandler(to_file)
         for handler in handlers:
             root.removeHandler(handler)
             handler.close()

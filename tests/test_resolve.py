@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from dflash import resolve
 from dflash.errors import ConfigError, MissingExtraError, ModelError
 from dflash.resolve import check_devices, check_loggers, compute_dtype, drafter_shape
 
@@ -105,6 +106,27 @@ def test_one_old_gpu_decides_for_all(train_config, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", capability.get)
     devices = {"target-gpus": "0", "drafter-gpus": "0,1"}
     assert compute_dtype(train_config(devices=devices)) == torch.float32
+
+
+def test_linear_attention_without_its_kernels_is_warned_of(
+    train_config, tmp_path, hybrid_model, monkeypatch, caplog
+):
+    hybrid_model.config.save_pretrained(tmp_path)
+    model = {"target-model": str(tmp_path), "mask-token-id": 5, "target-layer-ids": "1,2"}
+
+    def said(device, *installed):
+        monkeypatch.setattr(resolve, "_is_installed", lambda package: package in installed)
+        caplog.clear()
+        drafter_shape(
+            train_config(model=model, devices={"target-gpus": device, "drafter-gpus": device})
+        )
+        return caplog.text
+
+    text = said("0", "causal_conv1d")
+    assert "3 of the target's 4 layers are linear attention" in text
+    assert text.endswith("without its kernels: pip install flash-linear-attention\n")
+    assert "pip install" not in said("0", "causal_conv1d", "fla")
+    assert "pip install" not in said("cpu")
 
 
 def test_the_shape_follows_the_target(train_config, tiny_tokenizer, info):

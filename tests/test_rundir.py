@@ -62,6 +62,16 @@ def test_the_log_goes_to_stderr_and_to_a_file_and_ends_with_the_run(train_config
     assert (captured.err, captured.out) == (undated, "")
 
 
+def test_what_transformers_warns_of_is_in_the_file_too(train_config):
+    theirs = logging.getLogger("transformers.models")
+    with run_directory(train_config()) as directory:
+        theirs.warning("a slow path")
+    theirs.warning("too late")
+    written = (directory.path / "train.log").read_text()
+    assert "WARNING MainThread a slow path\n" in written
+    assert "too late" not in written
+
+
 def test_a_log_is_appended_to(train_config):
     for text in ("first run", "second run"):
         with run_directory(train_config()) as directory:

@@ -31,7 +31,7 @@ from dflash.data.completions import Completions
 from dflash.drafter import Drafter
 from dflash.errors import ModelError
 from dflash.prefetch import open_source
-from dflash.resolve import drafter_shape
+from dflash.resolve import drafter_shape, missing_kernels
 from dflash.rundir import RunDirectory
 from dflash.steps import StepPlan
 from dflash.target_files import load_text_config, load_tokenizer
@@ -48,7 +48,8 @@ def target():
                          remedy=f"Copy tokenizer.json and its like to {path}.")
     found["shape"] = drafter_shape(config)
     return {"kind": text.model_type, "layers": text.num_hidden_layers, "hidden": text.hidden_size,
-            "tokens": len(tokenizer)}
+            "tokens": len(tokenizer),
+            "missing": missing_kernels(text, config.devices.target_gpus)}
 def data():
     rows = Completions(config.data.data_dir)
     ends = [len(rows.completion(row).input_ids) for row in (0, len(rows) - 1)] if len(rows) else []

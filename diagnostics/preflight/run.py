@@ -77,7 +77,11 @@ def _of(seen: Seen) -> Run:
 
 def _target(answer: Answer, run: Run) -> Line:
     told = "{kind}, {layers} layers of hidden size {hidden}, {tokens} tokens".format(**answer)
-    return ok(NAMES["target"], f"{run.config.model.target_model}: {told}; no weights were loaded")
+    told = f"{run.config.model.target_model}: {told}; no weights were loaded"
+    if answer["missing"]:
+        slow = f"{told}; without kernels for its linear attention: correct, but much slower"
+        return problem(NAMES["target"], slow, remedy=f"pip install {' '.join(answer['missing'])}")
+    return ok(NAMES["target"], told)
 
 
 def _data(answer: Answer, run: Run) -> Line:

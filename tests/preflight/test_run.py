@@ -75,6 +75,21 @@ def test_a_run_that_has_what_it_needs_and_what_its_checkpoint_takes(
     assert expected <= real <= 1.01 * expected + (1 << 15)
 
 
+def test_linear_attention_without_its_kernels(saved, hybrid_model, tiny_target_dir, tmp_path):
+    from dflash.resolve import missing_kernels
+
+    target = tmp_path / "target"
+    hybrid_model.config.save_pretrained(target)
+    for file in tiny_target_dir.glob("tokenizer*"):
+        shutil.copy(file, target)
+    model = {"target-model": str(target), "mask-token-id": 5, "target-layer-ids": "1,2"}
+    lines, _ = asked(saved(model=model, devices={"target-gpus": "0", "drafter-gpus": "0"}))
+    missing = missing_kernels(hybrid_model.config, ["cuda:0"])
+    expected = (Status.PROBLEM, f"pip install {' '.join(missing)}") if missing else (Status.OK, "")
+    assert (lines["target"].status, lines["target"].remedy) == expected
+    assert missing_kernels(hybrid_model.config, ["cpu"]) == []
+
+
 def test_a_target_without_tokenizer_and_data_cut_short(saved, tiny_target_dir, tmp_path):
     target = tmp_path / "target"
     shutil.copytree(tiny_target_dir, target)
