@@ -15,8 +15,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+import torch
 from rich.console import Console
 
+from dflash.all_reduce import have_gpus_of_their_own
+from dflash.balance import BalanceSink
 from dflash.checkpoint import Checkpoints, TrainingState, load_state
 from dflash.config import TrainConfig, changed_options, determining_options
 from dflash.errors import CheckpointError, ConfigError
@@ -86,6 +89,9 @@ class RunDirectory:
         if logs.tensorboard:
             sinks.append(partial(TensorBoardSink, self.path / "tensorboard"))
         sinks.append(partial(JsonlSink, self.path / "metrics.jsonl", first_step))
+        targets, drafters = self.config.devices.target_gpus, self.config.devices.drafter_gpus
+        if have_gpus_of_their_own([torch.device(name) for name in (*targets, *drafters)]):
+            sinks.append(partial(BalanceSink, len(targets), len(drafters)))
         if self._shows_bar():
             sinks.append(partial(BarSink, self.console, first_step, total_steps))
         else:
