@@ -6,7 +6,6 @@ A run is an output directory of `dflash train`, and is called as that is. Needs 
 """
 
 import argparse
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,7 +36,9 @@ def main() -> None:
 
 def read(run: Path) -> Curves:
     """The curves of a run's directory."""
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    from dflash.compare import read_metrics
+
+    rows = list(read_metrics(run).values())
     measured = [row for row in rows if row["evaluation"]]
     return Curves(
         run.name,

@@ -174,6 +174,8 @@ def train(
     options: argparse.Namespace, name: str, output: Path, more: dict[str, Any]
 ) -> list[dict[str, Any]]:
     """Metrics of a run's steps; one that was begun goes on, and one that has ended is left."""
+    from dflash.compare import read_metrics
+
     arguments = {
         "--target-model": options.target,
         "--data-dir": options.work / "train",
@@ -194,7 +196,7 @@ def train(
     if options.mask_token_id:
         arguments["--mask-token-id"] = options.mask_token_id
     dflash("train", arguments | more | VARIANTS[name])
-    return [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
+    return list(read_metrics(output).values())
 
 
 def replayed(run: Path, sets: list[Path]) -> list[dict[str, Any]]:

@@ -1,6 +1,5 @@
 """Runs of `dflash train` with a random target on random completions; the same stages by turns."""
 
-import json
 import os
 import statistics
 import subprocess
@@ -96,6 +95,8 @@ def make_data(directory: Path, sizes: Sizes, micro_batches: int) -> None:
 
 def train(target: Path, data: Path, output: Path, sizes: Sizes, devices: Devices) -> dict:
     """Tokens per second and each stage's waits, of a run's second half, when all is warm."""
+    from dflash.compare import read_metrics
+
     options = {
         "--target-model": target,
         "--data-dir": data,
@@ -121,7 +122,7 @@ def train(target: Path, data: Path, output: Path, sizes: Sizes, devices: Devices
     )
     if done.returncode:
         sys.exit(f"{' '.join(command)}\n{done.stderr[-4000:]}")
-    rows = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
+    rows = list(read_metrics(output).values())
     first, *rest = rows[len(rows) // 2 :]
     seconds = rest[-1]["elapsed_s"] - first["elapsed_s"]
     waits = {stage: statistics.mean(row["stall"][stage] for row in rest) for stage in STAGES}

@@ -32,7 +32,7 @@ def summing(devices: Sequence[torch.device], exchange: Exchange[Any]) -> Summing
 
 
 def have_gpus_of_their_own(devices: Sequence[torch.device]) -> bool:
-    """Whether each replica has a GPU, and shares it with no other."""
+    """Whether each of those who run on these has a GPU, and shares it with no other."""
     return len({device for device in devices if device.type == "cuda"}) == len(devices)
 
 

@@ -10,7 +10,6 @@ log = logging.getLogger(__name__)
 ENOUGH = 20  # steps; fewer say little about how the stages wait
 LIMITS = 0.9
 """A stage that works so much of the time is what the others wait for."""
-WORTHWHILE = 1.05
 
 
 class BalanceSink:
@@ -43,7 +42,7 @@ class BalanceSink:
             return said + ("; both wait for batches: raise --num-prefetch-threads" if late else "")
         targets, times = best_division(self.targets, self.drafters, busy["target"], busy["drafter"])
         gpus = self.targets + self.drafters
-        if times < WORTHWHILE:
+        if targets == self.targets:
             return f"{said}; no other division of {gpus} GPUs would be faster"
         return (
             f"{said}; {targets} for the target and {gpus - targets} for the drafters would be "

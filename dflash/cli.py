@@ -24,6 +24,8 @@ from dflash.options import ConfigCommand, DflashCommand
 
 EXISTING = click.Path(exists=True, path_type=Path)
 DIRECTORY = click.Path(exists=True, file_okay=False, path_type=Path)
+# A decoding step takes a GPU's host as long for one prompt as for hundreds.
+TOGETHER_ON_GPU, TOGETHER_ON_CPU = 256, 32
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -190,7 +192,7 @@ def print_config(config: TrainConfig) -> None:
     "--batch-size",
     type=click.IntRange(min=1),
     help="prompts that are answered together, fewer where the GPU's memory does not hold them"
-    "  [default: 256 on a GPU, 32 on the CPU]",
+    f"  [default: {TOGETHER_ON_GPU} on a GPU, {TOGETHER_ON_CPU} on the CPU]",
 )
 @click.option(
     "--temperature",
@@ -234,8 +236,8 @@ def prepare(**options: Any) -> None:
         from dflash.prepare import PrepareOptions
         from dflash.prepare import prepare as run
     if options["batch_size"] is None:
-        # A decoding step takes a GPU's host as long for one prompt as for hundreds.
-        options["batch_size"] = 32 if options["device"] == "cpu" else 256
+        on_cpu = options["device"] == "cpu"
+        options["batch_size"] = TOGETHER_ON_CPU if on_cpu else TOGETHER_ON_GPU
     sys.exit(run(PrepareOptions(**options)))
 
 

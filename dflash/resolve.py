@@ -16,11 +16,12 @@ from dflash.errors import CheckpointError, ConfigError, MissingExtraError
 from dflash.fields import as_text
 from dflash.prefetch import BatchSource
 from dflash.shapes import ShapePolicy
-from dflash.target import LOGIT_TRANSFORMS
 from dflash.target_files import load_text_config, load_tokenizer
 
 log = logging.getLogger(__name__)
 
+# Settings that change logits after lm_head; the drafter's consumers apply the bare lm_head.
+LOGIT_TRANSFORMS = ("final_logit_softcapping", "logits_scaling", "logit_scale")
 LINEAR_ATTENTION_KERNELS = {"fla": "flash-linear-attention", "causal_conv1d": "causal-conv1d"}
 """Packages that transformers takes kernels from, and the distributions that have them."""
 
@@ -56,11 +57,12 @@ def check_loggers(config: TrainConfig) -> None:
         "tensorboard": config.logging.tensorboard,
     }
     for package, asked in wanted.items():
-        if asked and not _is_installed(package):
+        if asked and not is_installed(package):
             raise MissingExtraError(package, package)
 
 
-def _is_installed(package: str) -> bool:
+def is_installed(package: str) -> bool:
+    """Whether it can be imported; nothing is."""
     spec = importlib.util.find_spec(package)
     # A bare folder of that name in the working directory is a spec too, without an origin.
     return spec is not None and spec.origin is not None
@@ -72,7 +74,7 @@ def missing_kernels(text_config: Any, devices: Sequence[str]) -> list[str]:
     if "linear_attention" not in layers or set(devices) == {"cpu"}:
         return []
     packages = LINEAR_ATTENTION_KERNELS.items()
-    return [name for package, name in packages if not _is_installed(package)]
+    return [name for package, name in packages if not is_installed(package)]
 
 
 def warn_of_missing_kernels(text_config: Any, devices: Sequence[str]) -> None:

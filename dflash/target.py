@@ -26,8 +26,6 @@ from dflash.target_files import load_causal_lm
 
 log = logging.getLogger(__name__)
 
-# Settings that change logits after lm_head; the drafter's consumers apply the bare lm_head.
-LOGIT_TRANSFORMS = ("final_logit_softcapping", "logits_scaling", "logit_scale")
 LAYER_LISTS = ("layers", "h", "blocks")
 
 

@@ -29,6 +29,11 @@ def test_the_best_division_of_the_gpus(targets, drafters, busy, best):
             "the target, on 5 GPU(s), worked 99% of the time, the drafters, on 3, 60%; 6 for the "
             "target and 2 for the drafters would be about 1.10 times as fast",
         ),
+        (
+            (0.9, 0.01, 0.35),
+            "the drafters, on 3, 65%; 6 for the target and 2 for the drafters would be about 1.02 "
+            "times as fast",
+        ),
         ((0.9, 0.02, 0.03), "97%; no other division of 8 GPUs would be faster"),
         ((0.0, 0.4, 0.5), "50%; both wait for batches: raise --num-prefetch-threads"),
         ((0.5, 0.4, 0.5), "the drafters, on 3, 50%\n"),

