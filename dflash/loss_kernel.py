@@ -12,6 +12,7 @@ from torch import Tensor
 from dflash.losses import Objective
 
 BLOCK = 2048
+WARPS = 16
 LOG2_E = tl.constexpr(1.4426950408889634)
 OUTSIDE = tl.constexpr(-1e30)
 """A logit beside the vocabulary: finite, for it is multiplied by its probability, 0."""
@@ -43,7 +44,8 @@ def chunk_losses(
         SOFT=teacher_UV is not None,
         CAP=cap_CV is not None,
         BLOCK=BLOCK,
-        num_warps=8 if teacher_UV is None and cap_CV is None else 16,
+        WARPS=WARPS,
+        num_warps=WARPS,
     )
     return logits_CV, cap_CV, parts_C3, correct_C
 
@@ -63,6 +65,7 @@ def _rows(
     SOFT: tl.constexpr,
     CAP: tl.constexpr,
     BLOCK: tl.constexpr,
+    WARPS: tl.constexpr,
 ):
     """One row: z its logits, t the teacher's, q and p what they make of them.
 
@@ -79,7 +82,7 @@ def _rows(
         own_t = tl.load(teachers + label).to(tl.float32)
 
     top, top_t, total_q, total_qz, total_soft, total_p, total_pt, total_pz = _sums(
-        logits, teachers, vocabulary, cold, SOFT, CAP, BLOCK
+        logits, teachers, vocabulary, cold, SOFT, CAP, BLOCK, WARPS
     )
     norm = top + tl.log(total_q)
     ce = tl.log(total_q) - (own - top)  # of a sure drafter: own is top, and nothing is rounded off
@@ -131,51 +134,66 @@ def _rows(
 
 @triton.jit
 def _sums(
-    logits, teachers, vocabulary, cold, SOFT: tl.constexpr, CAP: tl.constexpr, BLOCK: tl.constexpr
+    logits,
+    teachers,
+    vocabulary,
+    cold,
+    SOFT: tl.constexpr,
+    CAP: tl.constexpr,
+    BLOCK: tl.constexpr,
+    WARPS: tl.constexpr,
 ):
     """The tops of z and t, and sums over the row: of q, q z, q at the temperature, p, p t and p z.
 
-    The sums are relative to the tops seen so far, and shrink when these grow.
+    Each warp has tops of its own, so that none waits for another within the loop. The sums are
+    relative to the tops seen so far, and shrink when these grow.
     """
-    top = float("-inf")
-    top_t = float("-inf")
-    sum_q = tl.zeros([BLOCK], tl.float32)
-    sum_qz = tl.zeros([BLOCK], tl.float32)
-    sum_soft = tl.zeros([BLOCK], tl.float32)
-    sum_p = tl.zeros([BLOCK], tl.float32)
-    sum_pt = tl.zeros([BLOCK], tl.float32)
-    sum_pz = tl.zeros([BLOCK], tl.float32)
+    LANES: tl.constexpr = BLOCK // WARPS
+    top = tl.full([WARPS], OUTSIDE, tl.float32)
+    top_t = tl.full([WARPS], OUTSIDE, tl.float32)
+    sum_q = tl.zeros([WARPS, LANES], tl.float32)
+    sum_qz = tl.zeros([WARPS, LANES], tl.float32)
+    sum_soft = tl.zeros([WARPS, LANES], tl.float32)
+    sum_p = tl.zeros([WARPS, LANES], tl.float32)
+    sum_pt = tl.zeros([WARPS, LANES], tl.float32)
+    sum_pz = tl.zeros([WARPS, LANES], tl.float32)
+    offset = tl.arange(0, WARPS)[:, None] * LANES + tl.arange(0, LANES)[None, :]
     for start in range(0, vocabulary, BLOCK):
-        token = start + tl.arange(0, BLOCK)
+        token = start + offset
         is_token = token < vocabulary
         z = tl.load(logits + token, mask=is_token, other=OUTSIDE).to(tl.float32)
-        new_top = tl.maximum(top, tl.max(z, 0))
-        shrink = tl.exp2((top - new_top) * LOG2_E)
-        q = tl.exp2(z * LOG2_E - new_top * LOG2_E)
+        new_top = tl.maximum(top, tl.max(z, 1))
+        shrink = tl.exp2((top - new_top) * LOG2_E)[:, None]
+        q = tl.exp2(z * LOG2_E - (new_top * LOG2_E)[:, None])
         sum_q = sum_q * shrink + q
         if CAP:
             sum_qz = sum_qz * shrink + q * z
         if SOFT:
-            sum_soft = sum_soft * tl.exp2((top - new_top) * cold)
-            sum_soft += tl.exp2(z * cold - new_top * cold)
+            shrink_soft = tl.exp2((top - new_top) * cold)[:, None]
+            sum_soft = sum_soft * shrink_soft + tl.exp2(z * cold - (new_top * cold)[:, None])
             t = tl.load(teachers + token, mask=is_token, other=OUTSIDE).to(tl.float32)
-            new_top_t = tl.maximum(top_t, tl.max(t, 0))
-            shrink_t = tl.exp2((top_t - new_top_t) * cold)
-            p = tl.exp2(t * cold - new_top_t * cold)
+            new_top_t = tl.maximum(top_t, tl.max(t, 1))
+            shrink_t = tl.exp2((top_t - new_top_t) * cold)[:, None]
+            p = tl.exp2(t * cold - (new_top_t * cold)[:, None])
             sum_p = sum_p * shrink_t + p
             sum_pt = sum_pt * shrink_t + p * t
             sum_pz = sum_pz * shrink_t + p * z
             top_t = new_top_t
         top = new_top
+    whole_top = tl.max(top, 0)
+    whole_top_t = tl.max(top_t, 0)
+    shrink = tl.exp2((top - whole_top) * LOG2_E)
+    shrink_soft = tl.exp2((top - whole_top) * cold)
+    shrink_t = tl.exp2((top_t - whole_top_t) * cold)
     return (
-        top,
-        top_t,
-        tl.sum(sum_q, 0),
-        tl.sum(sum_qz, 0),
-        tl.sum(sum_soft, 0),
-        tl.sum(sum_p, 0),
-        tl.sum(sum_pt, 0),
-        tl.sum(sum_pz, 0),
+        whole_top,
+        whole_top_t,
+        tl.sum(tl.sum(sum_q, 1) * shrink, 0),
+        tl.sum(tl.sum(sum_qz, 1) * shrink, 0),
+        tl.sum(tl.sum(sum_soft, 1) * shrink_soft, 0),
+        tl.sum(tl.sum(sum_p, 1) * shrink_t, 0),
+        tl.sum(tl.sum(sum_pt, 1) * shrink_t, 0),
+        tl.sum(tl.sum(sum_pz, 1) * shrink_t, 0),
     )
 
 
