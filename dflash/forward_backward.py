@@ -195,16 +195,15 @@ class ForwardBackward:
         self, lengths: Sequence[int], sample: TargetFeatures, phase: Callable[[str], None]
     ) -> None:
         """Replay CUDA graphs where that is faster, or wherever `--cuda-graphs on` wants it."""
-        pool = torch.cuda.graph_pool_handle()
         for length in reversed(lengths):
             phase(f"capturing CUDA graphs for {length} context tokens")
             with capturing():
-                self._capture_one(length, sample, pool)
+                self._capture_one(length, sample)
 
-    def _capture_one(self, length: int, sample: TargetFeatures, pool: Any) -> None:
+    def _capture_one(self, length: int, sample: TargetFeatures) -> None:
         example = self._example(length, sample)
         eager_s = self._seconds(*example)
-        self.graphed[length] = GraphedPasses(self.passes[length], *example[:2], pool)
+        self.graphed[length] = GraphedPasses(self.passes[length], *example[:2], self._pool())
         graphs_s = self._seconds(*example)
         used = self.graphs == "on" or graphs_s < WORTHWHILE * eager_s
         log.info(
@@ -216,6 +215,11 @@ class ForwardBackward:
         )
         if not used:
             del self.graphed[length]
+
+    def _pool(self) -> Any:
+        """That of the graphs in use: one whose graphs are all gone cannot be captured into."""
+        pools = (graphed.pool for graphed in self.graphed.values())
+        return next(pools, None) or torch.cuda.graph_pool_handle()
 
     def _seconds(self, *example: Any) -> float:
         """Median time of a micro-batch."""

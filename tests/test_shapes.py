@@ -1,7 +1,9 @@
 """Micro-batches at the sizes that are compiled for: which sizes, and that padding is nothing."""
 
+import itertools
 import logging
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -158,15 +160,36 @@ def test_replays_are_the_same_bits(case):
 
 @pytest.mark.gpu
 def test_without_a_gain_graphs_are_not_used(case, monkeypatch, caplog):
+    """The size captured first gains nothing: the others are captured all the same."""
     caplog.set_level(logging.INFO)
     make, features = case
     with own_stream(CUDA):
-        compiled = make(ShapePolicy((128,), 32, 4), "inductor", "cuda", "auto")
-        seconds = iter([1.0, 1.0])
+        compiled = make(ShapePolicy((128, 256, 384), 32, 4), "inductor", "cuda", "auto")
+        seconds = iter([1.0, 1.0, 1.0, 0.5, 1.0, 1.0])
         monkeypatch.setattr(compiled, "_seconds", lambda *_example: next(seconds))
         compiled.warm_up(features.received(CUDA), lambda _phase: None)
-    assert not compiled.graphed
+    assert list(compiled.graphed) == [256]
     assert "1000.00 ms a micro-batch, without them 1000.00: not used" in caplog.text
+
+
+def test_a_pool_whose_graphs_are_gone_is_not_captured_into(case, monkeypatch):
+    """The allocator ends the process there: "use_count > 0 INTERNAL ASSERT FAILED"."""
+    make, features = case
+    run = make(ShapePolicy((128, 256, 384, 512), 32, 4))
+    seconds = iter([1.0, 1.0, 1.0, 0.5, 1.0, 0.5, 1.0, 1.0])
+    monkeypatch.setattr(run, "_seconds", lambda *_example: next(seconds))
+    fresh, pools = itertools.count(1), []
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: next(fresh))
+
+    def captured(_passes, _features_TF, _layout, pool):
+        pools.append(pool)
+        return SimpleNamespace(pool=pool)
+
+    monkeypatch.setattr("dflash.forward_backward.GraphedPasses", captured)
+    run.graphs = "auto"
+    run._capture(run.shapes.contexts, features, lambda _phase: None)
+    assert pools == [1, 2, 2, 2]
+    assert list(run.graphed) == [384, 256]
 
 
 @pytest.mark.parametrize("sizes", [ShapePolicy((128,), 32, 4), None])
