@@ -49,6 +49,7 @@ def load_causal_lm(path: str, dtype: torch.dtype, *, trust_remote_code: bool) ->
 
     Raises ModelError when it cannot be loaded, or lacks weights: those would be random numbers.
     """
+    _attend_without_plans()
     with _loading(path):
         both: Any = AutoModelForCausalLM.from_pretrained(
             path,
@@ -73,6 +74,16 @@ def target_digest(path: Path) -> str:
         config.pop(volatile, None)
     sizes = sorted(file.stat().st_size for file in path.glob("*.safetensors"))
     return hashlib.sha256(json.dumps([config, sizes], sort_keys=True).encode()).hexdigest()
+
+
+def _attend_without_plans() -> None:
+    """For the whole process: attention by kernels that take any length.
+
+    On Hopper torch prefers cuDNN's, which plans on the host for every new shape and thread, for
+    tens of milliseconds. A cache that grows is a new shape with each token, and so is nearly every
+    micro-batch.
+    """
+    torch.backends.cuda.enable_cudnn_sdp(False)
 
 
 @contextmanager

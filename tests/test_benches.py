@@ -189,7 +189,7 @@ def test_the_pipeline_against_its_stages_by_turns(printed):
         "bench_loss.py --tiny --repeats 1",
         "bench_mask.py --tiny --repeats 1",
         "bench_gpus.py --tiny --steps 4",
-        "bench_start.py --drafters 2 --layers 2 --hidden 128",
+        "bench_start.py --drafters 1 --layers 1 --hidden 128",
     ],
 )
 def test_on_a_gpu_nothing_fails(command):

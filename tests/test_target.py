@@ -208,6 +208,13 @@ def test_load_target_reads_a_local_directory(tiny_target_dir, tiny):
     assert got.equal(expected)
 
 
+def test_a_loaded_target_attends_without_cudnn(tiny_target_dir):
+    """Whose plans, one for each shape, take longer than the work."""
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    load_target(str(tiny_target_dir), (1, 3), torch.float32, trust_remote_code=False)
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
+
+
 @pytest.fixture(scope="module")
 def nested_hybrid_dir(tmp_path_factory, hybrid_model):
     """A checkpoint as Qwen3.5 and 3.6 have it: text and vision parts, the config nested."""
