@@ -78,11 +78,12 @@ def replays(
     device = head.embedding_VD.device
     tokens_T = torch.tensor(done.input_ids, device=device)
     features_TF = target.hidden(tokens_T, [len(tokens_T)], final=False)[0].to(device)
+    context_TD = read_context(drafter, head, features_TF)
     first = done.prompt_length
     anchors = torch.arange(first, len(tokens_T) - 1, device=device)
     trees: dict[int, list[DraftTree]] = {nodes: [] for nodes in budgets}
     for anchor_N in anchors.split(BLOCKS_PER_PASS) if len(anchors) else ():
-        logits_NSV = draft_logits(drafter, head, features_TF, tokens_T, anchor_N)
+        logits_NSV = draft_logits(drafter, head, context_TD, tokens_T, anchor_N)
         for nodes, some in drafts(logits_NSV, tokens_T[anchor_N].tolist(), budgets).items():
             trees[nodes] += some
     tokens = list(done.input_ids)
@@ -120,23 +121,30 @@ def drafts(
 
 
 @torch.no_grad()
+def read_context(drafter: Drafter, head: FrozenHead, features_TF: Tensor) -> Tensor:
+    """What the drafter's layers read of each token, [T, D], in the head's dtype, as in training."""
+    with autocast(features_TF.device, head.embedding_VD.dtype):
+        return drafter.context(features_TF).to(head.embedding_VD.dtype)
+
+
+@torch.no_grad()
 def draft_logits(
-    drafter: Drafter, head: FrozenHead, features_TF: Tensor, tokens_T: Tensor, anchor_N: Tensor
+    drafter: Drafter, head: FrozenHead, context_TD: Tensor, tokens_T: Tensor, anchor_N: Tensor
 ) -> Tensor:
     """Logits [N, S, V] of the tokens after each anchor of one document.
 
-    `features_TF` may hold fewer tokens than `tokens_T`: those before the (only) anchor. The
+    `context_TD` may hold fewer tokens than `tokens_T`: those before the (only) anchor. The
     drafter's float32 weights compute in the head's dtype, as in training.
     """
     config = drafter.config
     inputs_NB = tokens_T.new_full((len(anchor_N), config.block_size), config.mask_token_id)
     inputs_NB[:, 0] = tokens_T[anchor_N]
     position_T = torch.arange(len(tokens_T), device=tokens_T.device)
-    padding = features_TF.new_zeros(len(tokens_T) - len(features_TF), features_TF.shape[1])
+    padding = context_TD.new_zeros(len(tokens_T) - len(context_TD), context_TD.shape[1])
     with autocast(tokens_T.device, head.embedding_VD.dtype):
-        hidden_PD = drafter(
+        hidden_PD = drafter.draft(
             head.embedding_VD[inputs_NB.flatten()],
-            torch.cat([features_TF, padding]),
+            torch.cat([context_TD, padding]),
             torch.zeros_like(position_T),
             position_T,
             anchor_N,
@@ -167,13 +175,15 @@ def decode_steps(
     tokens = [*prompt, int(logits_MV[-1].argmax())]
     yield Step(tokens[-1:], len(prompt) - 1, None)
     device, end = head.embedding_VD.device, len(prompt) + max_new_tokens
+    context_TD = head.embedding_VD.new_empty(0, drafter.config.hidden_size)
     while len(tokens) < end and tokens[-1] not in eos_token_ids:
         anchor = len(tokens) - 1
         tokens_T = torch.tensor(tokens, device=device)
-        features_TF = verifier.features_TF.to(device)
-        logits_1SV = draft_logits(
-            drafter, head, features_TF, tokens_T, tokens_T.new_tensor([anchor])
-        )
+        # What was read before stays: only tokens that were never kept are taken back.
+        new_TF = verifier.features_TF[len(context_TD) :].to(device)
+        context_TD = torch.cat([context_TD, read_context(drafter, head, new_TF)])
+        anchor_N = tokens_T.new_tensor([anchor])
+        logits_1SV = draft_logits(drafter, head, context_TD, tokens_T, anchor_N)
         (tree,) = drafts(logits_1SV, tokens[-1:], [tree_nodes])[tree_nodes]
         answers = verifier.extend_by_tree(tree).argmax(-1).tolist()
         path = tree.path(answers)

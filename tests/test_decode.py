@@ -16,6 +16,7 @@ from dflash.decode import (
     acceptance_length,
     decode_plainly,
     draft_logits,
+    read_context,
     replay,
     speculate,
 )
@@ -250,12 +251,14 @@ def test_a_float32_drafter_serves_a_bfloat16_target(tiny_target_dir, trained, pr
     target = Target(model, (1, 3))
     tokens_T = torch.tensor(prompts[0])
     features_TF, _ = target.hidden(tokens_T, [len(tokens_T)], final=False)
+    context_TD = read_context(trained, target.head, features_TF)
     anchor_N = torch.tensor([5, 9])
-    logits_NSV = draft_logits(trained, target.head, features_TF, tokens_T, anchor_N)
+    logits_NSV = draft_logits(trained, target.head, context_TD, tokens_T, anchor_N)
     assert logits_NSV.dtype == torch.bfloat16
     assert all(p.dtype == torch.float32 for p in trained.parameters())
     head = FrozenHead(target.head.embedding_VD.float(), target.head.head_VD.float())
-    exact_NSV = draft_logits(trained, head, features_TF.float(), tokens_T, anchor_N)
+    context_TD = read_context(trained, head, features_TF.float())
+    exact_NSV = draft_logits(trained, head, context_TD, tokens_T, anchor_N)
     close = (logits_NSV.float() - exact_NSV).abs().max() / exact_NSV.abs().max()
     assert close < 0.03
     own = decode_plainly(target, prompts[0], max_new_tokens=LONG, eos_token_ids=())
@@ -362,19 +365,21 @@ def test_a_draft_is_the_argmax_of_what_training_computes(target, trained, prompt
     expected = logits_PV.argmax(-1).view_as(blocks.labels_NB)[:, 1:]
     tokens_T = torch.tensor(prompts[0] + written[0])
     features_TF, _ = target.hidden(tokens_T, [len(tokens_T)], final=False)
-    logits_NSV = draft_logits(trained, target.head, features_TF, tokens_T, blocks.anchor_N)
+    context_TD = read_context(trained, target.head, features_TF)
+    logits_NSV = draft_logits(trained, target.head, context_TD, tokens_T, blocks.anchor_N)
     assert logits_NSV.argmax(-1).equal(expected)
 
 
 def test_a_draft_sees_nothing_at_or_after_its_anchor(target, trained, prompts, written):
     tokens_T = torch.tensor(prompts[0] + written[0])
     features_TF, _ = target.hidden(tokens_T, [len(tokens_T)], final=False)
+    context_TD = read_context(trained, target.head, features_TF)
     anchor_N = torch.tensor([15])
-    expected = draft_logits(trained, target.head, features_TF, tokens_T, anchor_N)
-    less = draft_logits(trained, target.head, features_TF[:15], tokens_T[:16], anchor_N)
+    expected = draft_logits(trained, target.head, context_TD, tokens_T, anchor_N)
+    less = draft_logits(trained, target.head, context_TD[:15], tokens_T[:16], anchor_N)
     torch.testing.assert_close(less, expected)
-    features_TF[15:] = torch.randn_like(features_TF[15:])
-    again = draft_logits(trained, target.head, features_TF, tokens_T, anchor_N)
+    context_TD[15:] = torch.randn_like(context_TD[15:])
+    again = draft_logits(trained, target.head, context_TD, tokens_T, anchor_N)
     torch.testing.assert_close(again, expected)
 
 

@@ -128,8 +128,8 @@ def test_a_position_that_is_off_by_one_is_a_gap(target, sound, prompts, monkeypa
     """Serving that hands on the features one token late."""
     right = decode.draft_logits
 
-    def late(drafter, head, features_TF, *rest):
-        return right(drafter, head, features_TF.roll(1, dims=0), *rest)
+    def late(drafter, head, context_TD, *rest):
+        return right(drafter, head, context_TD.roll(1, dims=0), *rest)
 
     monkeypatch.setattr(decode, "draft_logits", late)
     slots = table(target, sound, prompts)
