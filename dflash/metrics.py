@@ -3,7 +3,7 @@
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import timedelta
 from statistics import median
 from typing import Any, Protocol
@@ -91,6 +91,20 @@ class StepMetrics:
     def to_dict(self) -> dict[str, Any]:
         """All fields and tokens_per_s, for JSON."""
         return {**asdict(self), "tokens_per_s": self.tokens_per_s}
+
+
+def with_rates_of(steps: Sequence[StepMetrics]) -> StepMetrics:
+    """The last of some steps, but with the tokens, the time and the stalls of all of them.
+
+    Neighbouring steps differ several times in speed, with their batches and with who waits first.
+    """
+    seconds = sum(step.seconds for step in steps)
+    stall = {
+        stage: sum(step.stall[stage] * step.seconds for step in steps) / seconds
+        for stage in steps[-1].stall
+    }
+    tokens = sum(step.tokens for step in steps)
+    return replace(steps[-1], tokens=tokens, seconds=seconds, stall=stall)
 
 
 class SpikeGuard:

@@ -4,6 +4,7 @@ import json
 import logging
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,9 +20,11 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from dflash.metrics import SpikeGuard, StallMeter, StepMetrics, Waits
+from dflash.metrics import SpikeGuard, StallMeter, StepMetrics, Waits, with_rates_of
 
 log = logging.getLogger(__name__)
+
+STEPS_OF_BAR = 10  # that the speed beside a progress bar is the mean of
 
 
 class Sink(Protocol):
@@ -53,20 +56,24 @@ class JsonlSink:
 
 
 class LinesSink:
-    """A plain line every `interval` steps, with an estimate of the time left."""
+    """A plain line every `interval` steps, with the rates since the last one and the time left."""
 
     def __init__(self, first_step: int, total_steps: int, interval: int) -> None:
         self._total, self._interval = total_steps, interval
         self._first_step = first_step
+        self._since: list[StepMetrics] = []
         self._started_s: float | None = None
 
     def step(self, metrics: StepMetrics) -> None:
         done = metrics.step - self._first_step
         if self._started_s is None:  # not earlier: start-up says nothing about the steps
             self._started_s = time.monotonic() - metrics.seconds
+        self._since.append(metrics)
         if done == 1 or metrics.step % self._interval == 0 or metrics.step == self._total:
             per_step_s = (time.monotonic() - self._started_s) / done
-            log.info(metrics.line(self._total, per_step_s * (self._total - metrics.step)))
+            shown = with_rates_of(self._since)
+            log.info(shown.line(self._total, per_step_s * (self._total - metrics.step)))
+            self._since.clear()
 
     def close(self) -> None:
         pass
@@ -87,12 +94,14 @@ class BarSink:
             console=console,
         )
         self._progress.start()
+        self._last: deque[StepMetrics] = deque(maxlen=STEPS_OF_BAR)
         self._task = self._progress.add_task("", total=total_steps, completed=first_step, now="")
 
     def step(self, metrics: StepMetrics) -> None:
+        self._last.append(metrics)
         now = (
             f"loss {metrics.loss:.3f}  accept {metrics.acceptance_length:.2f}"
-            f"  {metrics.tokens_per_s:.0f} tok/s"
+            f"  {with_rates_of(self._last).tokens_per_s:.0f} tok/s"
         )
         self._progress.update(self._task, completed=metrics.step, now=now)
 

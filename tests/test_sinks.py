@@ -179,6 +179,17 @@ def test_lines_show_the_first_every_tenth_and_the_last(caplog, first_step, shown
     assert [line.split("  ")[0] for line in lines] == [f"step {n}/23" for n in shown]
 
 
+def test_a_line_has_the_rates_of_all_steps_since_the_last(caplog):
+    sink = LinesSink(first_step=0, total_steps=9, interval=3)
+    with caplog.at_level(logging.INFO, "dflash"):
+        sink.step(replace(step(1), stall={"target": 0.0}))
+        sink.step(replace(step(2), tokens=100, seconds=0.5, stall={"target": 0.8}))
+        sink.step(replace(step(3), tokens=500, seconds=1.5, stall={"target": 0.4}, loss=7.0))
+    assert "200 tok/s  stall target 0%" in caplog.messages[0]
+    assert "300 tok/s  stall target 50%" in caplog.messages[1]
+    assert "loss 7.000" in caplog.messages[1]
+
+
 def test_lines_estimate_the_time_left_from_this_runs_own_steps(caplog, monkeypatch):
     # When step 101 has ended (twice: it took 2 s, by its own account), and step 104.
     now_s = iter([2.0, 2.0, 8.0])
@@ -195,8 +206,9 @@ def test_the_bar_shows_the_step_and_the_loss():
     console = Console(file=out, force_terminal=True, width=120)
     sink = BarSink(console, first_step=4, total_steps=8)
     sink.step(step(5))
+    sink.step(replace(step(6), tokens=300))
     sink.close()
-    assert "5/8" in out.getvalue() and "loss 2.500  accept 1.70" in out.getvalue()
+    assert "6/8" in out.getvalue() and "loss 2.500  accept 1.70  400 tok/s" in out.getvalue()
 
 
 class FakeLogger:
