@@ -143,10 +143,10 @@ def regional(shape: Shape, threads: int) -> Callable[[], None]:
 
     from dflash.batches import TargetFeatures
     from dflash.drafter import Drafter
-    from dflash.shapes import ShapePolicy
+    from dflash.shapes import ShapePolicy, Size
 
     device = torch.device("cuda:0")
-    shapes = ShapePolicy((CONTEXT,), shape.anchors, shape.block)
+    shapes = ShapePolicy((Size(CONTEXT, shape.anchors),), shape.block)
     sample, barrier = batch(shape, 0), threading.Barrier(threads)
 
     def warm_up() -> None:

@@ -93,7 +93,9 @@ def contender(shape: Shape, device: torch.device, name: str = "ours") -> Contend
     step.warm_up(samples[0])
     numbers = count()
     loss = "CE + KL + CAP" if soft_labels else "CE"
-    compiled = "eager layers" if shapes is None else f"Inductor, {shapes.blocks} blocks at once"
+    compiled = (
+        "eager layers" if shapes is None else f"Inductor, {shapes.sizes[-1].blocks} blocks at once"
+    )
     return Contender(
         lambda: step([samples[next(numbers) % len(samples)]]),
         f"{loss}; float32 weights, computed in {dtype}; {compiled}; AdamW, with the weights' copy "

@@ -27,7 +27,7 @@ from dflash.layout import Layout
 from dflash.losses import LossSums, Objective, block_losses
 from dflash.passes import EagerPasses, Passes
 from dflash.randomness import NOISE, generator
-from dflash.shapes import ShapePolicy, layout_of
+from dflash.shapes import ShapePolicy, Size, layout_of
 from dflash.target import FrozenHead
 
 log = logging.getLogger(__name__)
@@ -84,9 +84,9 @@ class ForwardBackward:
             return compiled_for_this_thread(function, self.seal.backend(backend))
 
         on_gpu = self.device.type == "cuda"
-        for length in shapes.contexts:
+        for size in shapes.sizes:
             how = HowLayersRun.compiled(compiled, tiled=on_gpu and backend == "inductor")
-            self.passes[length] = self._eager_passes(how)
+            self.passes[size.context] = self._eager_passes(how)
         if on_gpu:
             keep_less_for_backward()
             from dflash.loss_kernel import chunk_losses  # needs Triton, which comes with CUDA
@@ -107,22 +107,22 @@ class ForwardBackward:
         After it, a compile is refused or reported: see `Seal`. `phase` is told what goes on.
         `others_have_compiled` waits for those who compile in this process: see `cuda_graphs`.
         """
-        lengths = self.shapes.contexts if self.shapes and sample.features_TF is not None else ()
-        for i, length in enumerate(reversed(lengths)):
-            phase(f"compiling for {length} context tokens, {i + 1} of {len(lengths)}")
+        sizes = self.shapes.sizes if self.shapes and sample.features_TF is not None else ()
+        for i, size in enumerate(reversed(sizes)):
+            phase(f"compiling for {size.context} context tokens, {i + 1} of {len(sizes)}")
             started_s = time.monotonic()
             self.start_step()
-            self._run(*self._example(length, sample))
+            self._run(*self._example(size, sample))
             log.info(
                 "compiled for %d context tokens, %d of %d, in %.1f s",
-                length,
+                size.context,
                 i + 1,
-                len(lengths),
+                len(sizes),
                 time.monotonic() - started_s,
             )
         others_have_compiled()
         if self.graphs != "off":
-            self._capture(lengths, sample, phase)
+            self._capture(sizes, sample, phase)
         phase("warming up")
         self.start_step()
         self(sample, 0.0)
@@ -181,27 +181,27 @@ class ForwardBackward:
         graphed = self.graphed.get(length)
         return graphed if graphed and graphed.fits(layout) else self.passes[length]
 
-    def _example(self, length: int, sample: TargetFeatures) -> tuple[Tensor, Layout, Tensor | None]:
-        """What `_run` takes, for a micro-batch of so many tokens with one chunk."""
+    def _example(self, size: Size, sample: TargetFeatures) -> tuple[Tensor, Layout, Tensor | None]:
+        """What `_run` takes, for a micro-batch of that size with one chunk."""
         assert self.shapes is not None and sample.features_TF is not None
         teacher_TD = sample.teacher_TD
         return (
-            torch.zeros_like(sample.features_TF[:1]).expand(length, -1),
-            self.shapes.example(length).to(self.device),
+            torch.zeros_like(sample.features_TF[:1]).expand(size.context, -1),
+            self.shapes.example(size).to(self.device),
             None if teacher_TD is None else torch.zeros_like(teacher_TD[:1]),
         )
 
     def _capture(
-        self, lengths: Sequence[int], sample: TargetFeatures, phase: Callable[[str], None]
+        self, sizes: Sequence[Size], sample: TargetFeatures, phase: Callable[[str], None]
     ) -> None:
         """Replay CUDA graphs where that is faster, or wherever `--cuda-graphs on` wants it."""
-        for length in reversed(lengths):
-            phase(f"capturing CUDA graphs for {length} context tokens")
+        for size in reversed(sizes):
+            phase(f"capturing CUDA graphs for {size.context} context tokens")
             with capturing():
-                self._capture_one(length, sample)
+                self._capture_one(size, sample)
 
-    def _capture_one(self, length: int, sample: TargetFeatures) -> None:
-        example = self._example(length, sample)
+    def _capture_one(self, size: Size, sample: TargetFeatures) -> None:
+        example, length = self._example(size, sample), size.context
         eager_s = self._seconds(*example)
         self.graphed[length] = GraphedPasses(self.passes[length], *example[:2], self._pool())
         graphs_s = self._seconds(*example)

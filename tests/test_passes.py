@@ -11,12 +11,12 @@ from dflash.forward_backward import ForwardBackward
 from dflash.losses import Objective, block_losses
 from dflash.optim import apply_step, make_optimizer
 from dflash.sections import OptimizerConfig
-from dflash.shapes import ShapePolicy
+from dflash.shapes import ShapePolicy, Size
 from dflash.target import FrozenHead
 
 CPU, HALF = torch.device("cpu"), torch.bfloat16
 CE = Objective(0.0, 1.0, 0.0)
-SHAPES = ShapePolicy((128,), 32, 4)
+SHAPES = ShapePolicy((Size(128, 32),), 4)
 
 
 @pytest.fixture
@@ -127,7 +127,7 @@ def test_cap_is_right_where_a_run_without_it_has_filled_the_compile_cache(someti
 def test_a_warm_up_leaves_no_sums_behind_that_no_step_needs(sometimes_right):
     """Of several micro-batches, each of one chunk."""
     make, features = sometimes_right
-    run = make(0.0, ShapePolicy((128,), 64, 4))
+    run = make(0.0, ShapePolicy((Size(128, 64),), 4))
     run.warm_up(features, lambda _phase: None)
     (part,) = run.sums.parts
     assert part.now and not part.own

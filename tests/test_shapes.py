@@ -12,7 +12,7 @@ import torch
 from dflash.attention import TILE
 from dflash.batches import TargetFeatures
 from dflash.forward_backward import ForwardBackward
-from dflash.shapes import ShapeError, ShapePolicy, laid_out
+from dflash.shapes import CHUNK, SLOT, ShapeError, ShapePolicy, Size, laid_out
 from dflash.streams import own_stream
 from dflash.target import FrozenHead
 
@@ -25,22 +25,44 @@ def policy(tokens, blocks, *, block_size=16, chunk_slots=16384):
     )
 
 
-def test_every_context_fits_and_every_length_is_of_whole_tiles():
-    tokens = np.random.default_rng(0).integers(2, 50000, 500)
-    shapes = policy(tokens, np.full(500, 9))
-    assert len(shapes.contexts) == 4
-    assert all(length % TILE == 0 for length in shapes.contexts)
-    for count in tokens:
-        assert count < shapes.context(count) <= shapes.contexts[-1]
+def cost(size, blocks, block_size=16):
+    return size.context + -(-blocks // size.blocks) * (CHUNK + SLOT * size.blocks * block_size)
 
 
-def test_equal_batches_need_one_length():
-    assert policy([300] * 9, [5] * 9).contexts == (384,)
+def test_every_micro_batch_has_its_cheapest_size_of_whole_tiles():
+    random = np.random.default_rng(0)
+    tokens, blocks = random.integers(2, 50000, 500), random.integers(1, 900, 500)
+    shapes = policy(tokens, blocks)
+    assert 1 < len(shapes.sizes) <= 4
+    assert all(size.context % TILE == 0 for size in shapes.sizes)
+    for count, number in zip(tokens.tolist(), blocks.tolist(), strict=True):
+        taken = shapes.size(count, number)
+        fitting = [size for size in shapes.sizes if count < size.context]
+        assert taken in fitting
+        assert cost(taken, number) == min(cost(size, number) for size in fitting)
+
+
+def test_equal_micro_batches_need_one_size():
+    assert policy([300] * 9, [5] * 9).sizes == (Size(384, 8),)
+
+
+def test_a_second_size_is_for_what_it_saves():
+    """Where half of the micro-batches are small, and where one in a hundred is."""
+    assert policy([100, 1000], [64, 1024]).sizes == (Size(128, 64), Size(1024, 1024))
+    assert policy([100] + [1000] * 99, [64] + [1024] * 99).sizes == (Size(1024, 1024),)
+
+
+def test_blocks_at_once_leave_little_padding_in_the_chunks():
+    """Three chunks of 696 for 2080 blocks, and two of them, not two of 1040, for 1100."""
+    shapes = policy([1000] * 3, [2080, 2080, 1100])
+    assert shapes.sizes == (Size(1024, 696),)
+    assert shapes.chunks == 3
+    assert shapes.padding[0] == pytest.approx(1 - (2080 + 2080 + 1100) / (8 * 696))
 
 
 @pytest.mark.parametrize(("tokens", "length"), [(383, 384), (384, 512)])
 def test_there_is_room_for_the_paddings_anchor(tokens, length):
-    assert policy([tokens], [5]).contexts == (length,)
+    assert policy([tokens], [5]).contexts == [length]
 
 
 @pytest.mark.parametrize(
@@ -55,20 +77,21 @@ def test_there_is_room_for_the_paddings_anchor(tokens, length):
 )
 def test_chunks_are_equal_and_of_whole_tiles(most, block_size, chunk_slots, blocks):
     shapes = policy([100], [most], block_size=block_size, chunk_slots=chunk_slots)
-    assert shapes.blocks == blocks
-    assert shapes.blocks * block_size % TILE == 0
+    (size,) = shapes.sizes
+    assert size.blocks == blocks
+    assert size.blocks * block_size % TILE == 0
 
 
 def test_it_says_how_much_is_padding():
     assert str(policy([200, 255], [5, 8])) == (
-        "128 draft slots at once, contexts of 256 tokens; 19% of the slots and 11% of the tokens "
-        "are padding"
+        "256 tokens with 128 draft slots at once; padding is 19% of the slots, 11% of the cheaper "
+        "tokens"
     )
 
 
 def test_a_batch_that_was_not_foreseen_is_refused():
     with pytest.raises(ShapeError, match="a micro-batch of 400 tokens was not foreseen") as caught:
-        policy([300], [5]).context(400)
+        policy([300], [5]).size(400, 5)
     assert "--compile none" in caught.value.remedy
 
 
@@ -116,7 +139,7 @@ def sums_and_gradients(forward_backward, *micro_batches, device="cpu"):
 def test_padding_and_chunks_change_neither_losses_nor_gradients(case, blocks):
     make, features = case
     assert len(features.batch.blocks.anchor_N) % blocks
-    shapes = ShapePolicy((128,), blocks, 4)
+    shapes = ShapePolicy((Size(128, blocks),), 4)
     torch.testing.assert_close(
         sums_and_gradients(make(shapes), features), sums_and_gradients(make(None), features)
     )
@@ -133,7 +156,7 @@ def test_compiled_on_the_gpu_they_change_neither(case, graphs, blocks):
     make, features = case
     assert 32 < len(features.batch.blocks.anchor_N) <= 96
     with own_stream(CUDA):
-        compiled = make(ShapePolicy((128,), blocks, 4), "inductor", "cuda", graphs)
+        compiled = make(ShapePolicy((Size(128, blocks),), 4), "inductor", "cuda", graphs)
         compiled.warm_up(features.received(CUDA), lambda _phase: None)
         assert (128 in compiled.graphed) == (graphs == "on")
         plain = make(None, device="cuda")
@@ -149,7 +172,7 @@ def test_replays_are_the_same_bits(case):
     """As of the very kernels that were captured: a second compile may choose others."""
     make, features = case
     with own_stream(CUDA):
-        compiled = make(ShapePolicy((128,), 32, 4), "inductor", "cuda", "on")
+        compiled = make(ShapePolicy((Size(128, 32),), 4), "inductor", "cuda", "on")
         compiled.warm_up(features.received(CUDA), lambda _phase: None)
         replayed = sums_and_gradients(compiled, features, device="cuda")
         replayed = [replayed[0], *([g.clone() for g in part] for part in replayed[1:])]
@@ -164,7 +187,12 @@ def test_without_a_gain_graphs_are_not_used(case, monkeypatch, caplog):
     caplog.set_level(logging.INFO)
     make, features = case
     with own_stream(CUDA):
-        compiled = make(ShapePolicy((128, 256, 384), 32, 4), "inductor", "cuda", "auto")
+        compiled = make(
+            ShapePolicy((Size(128, 32), Size(256, 32), Size(384, 32)), 4),
+            "inductor",
+            "cuda",
+            "auto",
+        )
         seconds = iter([1.0, 1.0, 1.0, 0.5, 1.0, 1.0])
         monkeypatch.setattr(compiled, "_seconds", lambda *_example: next(seconds))
         compiled.warm_up(features.received(CUDA), lambda _phase: None)
@@ -175,7 +203,7 @@ def test_without_a_gain_graphs_are_not_used(case, monkeypatch, caplog):
 def test_a_pool_whose_graphs_are_gone_is_not_captured_into(case, monkeypatch):
     """The allocator ends the process there: "use_count > 0 INTERNAL ASSERT FAILED"."""
     make, features = case
-    run = make(ShapePolicy((128, 256, 384, 512), 32, 4))
+    run = make(ShapePolicy((Size(128, 32), Size(256, 32), Size(384, 32), Size(512, 32)), 4))
     seconds = iter([1.0, 1.0, 1.0, 0.5, 1.0, 0.5, 1.0, 1.0])
     monkeypatch.setattr(run, "_seconds", lambda *_example: next(seconds))
     fresh, pools = itertools.count(1), []
@@ -187,12 +215,12 @@ def test_a_pool_whose_graphs_are_gone_is_not_captured_into(case, monkeypatch):
 
     monkeypatch.setattr("dflash.forward_backward.GraphedPasses", captured)
     run.graphs = "auto"
-    run._capture(run.shapes.contexts, features, lambda _phase: None)
+    run._capture(run.shapes.sizes, features, lambda _phase: None)
     assert pools == [1, 2, 2, 2]
     assert list(run.graphed) == [384, 256]
 
 
-@pytest.mark.parametrize("sizes", [ShapePolicy((128,), 32, 4), None])
+@pytest.mark.parametrize("sizes", [ShapePolicy((Size(128, 32),), 4), None])
 def test_a_layout_made_before_is_the_one_that_is_trained_on(case, sizes, monkeypatch):
     make, features = case
     run = make(sizes)

@@ -165,8 +165,9 @@ def test_a_size_that_was_not_foreseen(on_gpu, losses, caplog, monkeypatch, late_
 
     def sometimes_larger(self, batch):
         # The first are the warm-up's sample, and one of each drafter.
-        larger = self if batch.index < 3 else dataclasses.replace(self, blocks=2 * self.blocks)
-        return real(larger, batch)
+        larger = tuple(dataclasses.replace(size, blocks=2 * size.blocks) for size in self.sizes)
+        sizes = self.sizes if batch.index < 3 else larger
+        return real(dataclasses.replace(self, sizes=sizes), batch)
 
     monkeypatch.setattr(ShapePolicy, "layout", sometimes_larger)
     assert train(TrainConfig.from_dict(on_gpu)) == code
