@@ -16,6 +16,7 @@ from dflash.drafter_config import DrafterConfig
 from dflash.forward_backward import ForwardBackward
 from dflash.optim import apply_step, make_optimizer
 from dflash.shapes import ShapePolicy, laid_out
+from dflash.size_choice import choose_sizes
 from dflash.target import FrozenHead
 
 
@@ -117,7 +118,7 @@ def train_config(objective: dict[str, object]) -> TrainConfig:
 
 def policy(shape: Shape, config: TrainConfig) -> ShapePolicy:
     """The sizes that a run of such micro-batches would be compiled for."""
-    return ShapePolicy.of(
+    return choose_sizes(
         np.array([shape.context_tokens]),
         np.array([shape.documents * shape.anchors]),
         block_size=shape.block,

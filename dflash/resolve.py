@@ -16,6 +16,7 @@ from dflash.errors import CheckpointError, ConfigError, MissingExtraError
 from dflash.fields import as_text
 from dflash.prefetch import BatchSource
 from dflash.shapes import ShapePolicy
+from dflash.size_choice import choose_sizes
 from dflash.target_files import load_text_config, load_tokenizer
 
 log = logging.getLogger(__name__)
@@ -132,7 +133,7 @@ def compile_backend(config: TrainConfig) -> str:
 def shape_policy(config: TrainConfig, source: BatchSource) -> ShapePolicy:
     """The sizes that the layers are compiled for, from those of every micro-batch of the run."""
     tokens, blocks = source.sizes()
-    policy = ShapePolicy.of(
+    policy = choose_sizes(
         tokens,
         blocks,
         block_size=config.model.block_size,

@@ -12,7 +12,8 @@ import torch
 from dflash.attention import TILE
 from dflash.batches import TargetFeatures
 from dflash.forward_backward import ForwardBackward
-from dflash.shapes import CHUNK, SLOT, ShapeError, ShapePolicy, Size, laid_out
+from dflash.shapes import ShapeError, ShapePolicy, Size, cost, laid_out
+from dflash.size_choice import choose_sizes
 from dflash.streams import own_stream
 from dflash.target import FrozenHead
 
@@ -20,13 +21,9 @@ CUDA = torch.device("cuda:0")
 
 
 def policy(tokens, blocks, *, block_size=16, chunk_slots=16384):
-    return ShapePolicy.of(
+    return choose_sizes(
         np.array(tokens), np.array(blocks), block_size=block_size, chunk_slots=chunk_slots
     )
-
-
-def cost(size, blocks, block_size=16):
-    return size.context + -(-blocks // size.blocks) * (CHUNK + SLOT * size.blocks * block_size)
 
 
 def test_every_micro_batch_has_its_cheapest_size_of_whole_tiles():
@@ -39,7 +36,7 @@ def test_every_micro_batch_has_its_cheapest_size_of_whole_tiles():
         taken = shapes.size(count, number)
         fitting = [size for size in shapes.sizes if count < size.context]
         assert taken in fitting
-        assert cost(taken, number) == min(cost(size, number) for size in fitting)
+        assert cost(taken, number, 16) == min(cost(size, number, 16) for size in fitting)
 
 
 def test_equal_micro_batches_need_one_size():
@@ -62,7 +59,7 @@ def test_blocks_at_once_leave_little_padding_in_the_chunks():
 
 @pytest.mark.parametrize(("tokens", "length"), [(383, 384), (384, 512)])
 def test_there_is_room_for_the_paddings_anchor(tokens, length):
-    assert policy([tokens], [5]).contexts == [length]
+    assert policy([tokens], [5]).sizes[0].context == length
 
 
 @pytest.mark.parametrize(
