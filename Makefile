@@ -33,7 +33,7 @@ static: .venv/test.stamp
 	$(BIN)/lint-imports
 
 gpu:
-	DFLASH_REQUIRE_GPU=$(GPUS) $(PYTHON) -m pytest -m gpu -n 4 --dist worksteal
+	DFLASH_REQUIRE_GPU=$(GPUS) $(PYTHON) -m pytest -m gpu -n auto --maxprocesses 10 --dist worksteal
 
 clean:
 	rm -rf .venv .demo
