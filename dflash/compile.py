@@ -86,12 +86,26 @@ def install_thread_isolation(probe: Callable[[], ThreadProbe] = probe_threads) -
         IsolationError: something leaks and cannot be replaced in this torch, or still leaks.
     """
     global _current
+    keep_stand_in_guard()
     with _install_lock:
         if _current is None:
             _current = _install(probe)
             told = all(getattr(_current.found, name).state is not State.UNKNOWN for name in _CURES)
             log.log(logging.INFO if told else logging.WARNING, "%s", _summary(_current))
         return _current
+
+
+def keep_stand_in_guard() -> None:
+    """Let the first compile leave nothing behind that dies with its thread.
+
+    Where torch is built for CUDA and sees no device, a compile puts a stand-in in the place of
+    CUDA's device guard, for the whole process, and yet the first thread that does so owns it: when
+    that thread has ended, the next compile crashes (DF014). Hence the main thread should be first:
+    call this there. Elsewhere it does nothing.
+    """
+    ensure = getattr(torch._C, "_ensureCUDADeviceGuardSet", None)
+    if ensure is not None:
+        ensure()
 
 
 @contextmanager

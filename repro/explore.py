@@ -34,7 +34,7 @@ import harness
 import torch
 import torch._dynamo  # imported once here, instead of lazily in every child
 from children import Child
-from cures import CURES
+from cures import CURES, dflash_module
 from fx_scenarios import SCENARIOS, Ground
 from interleavings import Exploration, Schedule, Trial, explore, replay
 from stage import Stage
@@ -287,6 +287,7 @@ def parser() -> argparse.ArgumentParser:
 def main() -> None:
     """Search, or replay; the JSON line, then the exit code."""
     arguments = parser().parse_args()
+    dflash_module("compile").keep_stand_in_guard()  # the children have it from here: see DF014
     show: Callable[[str], None] = partial(print, flush=True)
     show = (lambda _text: None) if arguments.json else show
     if arguments.replay:

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-from cures import CURES, Cure
+from cures import CURES, Cure, dflash_module
 from stage import Missed, Stage, Standstill, Worker
 
 EXIT_CODES = {"reproduced": 10, "absent": 0, "cannot tell": 125, "hung": 125}
@@ -83,6 +83,7 @@ class Run:
         self.workers: list[Worker] = []
 
     def start(self, name: str, act: Callable[[], Any]) -> Worker:
+        dflash_module("compile").keep_stand_in_guard()  # or every failure would be DF014
         if self.cure.copies_context:
             act = _in_context(contextvars.copy_context(), act)
         worker = Worker(name, self.stage, act)

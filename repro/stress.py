@@ -157,6 +157,7 @@ def main() -> None:
     faulthandler.enable()
     cure = CURES[arguments.cure](Stage(gate_parties=arguments.drafters + arguments.targets))
     module_call = torch.nn.Module.__call__
+    dflash_module("compile").keep_stand_in_guard()  # or a thread that ends might be DF014
     with cure.installed(), watching(arguments.windows) as windows:
         threads = [Thread(name, make, cure) for name, make in cast(arguments, cure).items()]
         say(torch=str(torch.__version__), **vars(arguments))

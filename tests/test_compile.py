@@ -175,6 +175,24 @@ def test_backward_on_this_thread_runs_in_the_calling_thread_on_cuda():
     assert ran_in[1] == threading.get_ident()
 
 
+def test_the_stand_in_of_the_device_guard_is_made_before_anything_is_probed(monkeypatch):
+    """By the caller, the main thread: see repro/df014_guard_of_an_ended_thread.py."""
+    happened = []
+
+    def ensure():
+        happened.append(threading.current_thread())
+
+    monkeypatch.setattr(torch._C, "_ensureCUDADeviceGuardSet", ensure, raising=False)
+
+    def probe():
+        happened.append("probe")
+        raise RuntimeError("enough")
+
+    with pytest.raises(RuntimeError, match="enough"):
+        install_thread_isolation(probe)
+    assert happened == [threading.main_thread(), "probe"]
+
+
 def scale(x):
     return x * len(x)
 
