@@ -28,10 +28,11 @@ def choose_sizes(
     Args:
         chunk_slots: at most so many slots run at once, but for rounding up to whole tiles.
     """
-    needed = _Needed.of(tokens, blocks, block_size)
     contexts, at_once = _candidates(tokens, blocks, block_size, chunk_slots)
-    costs = {Size(*one): needed.costs(Size(*one)) for one in product(contexts, at_once)}
-    largest = [size for size in costs if size.context == contexts[-1]]
+    needed = _Needed.of(tokens, blocks, contexts, block_size)
+    sizes = [Size(*pair) for pair in product(contexts, at_once)]
+    costs = {size: needed.costs(size) for size in sizes}
+    largest = [size for size in sizes if size.context == contexts[-1]]
     chosen = min((_with_others(size, costs) for size in largest), key=partial(_price, costs))
     taken_M = np.argmin([costs[size] for size in chosen], axis=0)
     context_M, at_once_M = np.array([(size.context, size.blocks) for size in chosen])[taken_M].T
@@ -44,7 +45,7 @@ def choose_sizes(
 
 @dataclass(frozen=True)
 class _Needed:
-    """The sizes of whole tiles that micro-batches need at least, and how many need each."""
+    """What micro-batches need at least, a candidate's context and blocks, and how many need it."""
 
     context_M: np.ndarray
     blocks_M: np.ndarray
@@ -52,8 +53,11 @@ class _Needed:
     block_size: int
 
     @classmethod
-    def of(cls, tokens: np.ndarray, blocks: np.ndarray, block_size: int) -> Self:
-        least_2N = np.stack([_context(tokens), _whole_tiles(blocks, block_size)])
+    def of(
+        cls, tokens: np.ndarray, blocks: np.ndarray, contexts: list[int], block_size: int
+    ) -> Self:
+        context_N = np.array(contexts)[np.searchsorted(contexts, _context(tokens))]
+        least_2N = np.stack([context_N, _whole_tiles(blocks, block_size)])
         (context_M, blocks_M), count_M = np.unique(least_2N, axis=1, return_counts=True)
         return cls(context_M, blocks_M, count_M, block_size)
 
