@@ -5,9 +5,10 @@
 
 PROMPTS holds train.jsonl, heldout.jsonl (replayed during training) and further sets to measure on.
 The target answers them greedily. Then each variant of the objective is trained for the same time,
-and measured by replay on all of every set; the first one also by real decoding on some. The
-commands are those that a user would type. What is in WORK already is used: after Ctrl-C, or with
-more variants, type the same again, and training goes on where it was.
+or for the same --epochs (where several share a GPU, so that times say nothing), and measured by
+replay on all of every set; the first one also by real decoding on some. The commands
+are those that a user would type. What is in WORK already is used: after Ctrl-C, or with more
+variants, type the same again, and training goes on where it was.
 """
 
 import argparse
@@ -33,7 +34,6 @@ VARIANTS: dict[str, dict[str, str | None]] = {
     "noise": NOISE,
     "all": SOFT | CAP | NOISE,
 }
-EVALUATIONS = 12
 NEVER = 10**6
 """Steps that no run here has: at its end it saves all the same."""
 SAVES_S = 120.0
@@ -75,7 +75,8 @@ def main() -> None:
     headings = "".join(f"{path.name:>11}" for path in sets)
     print(f"\n{'':10}{'epochs':>7}{'steps':>7}{'ms/step':>9}{'heldout':>9}{headings}")
     print(*results, sep="\n")
-    print(f"(tau by replay; each trained for about {options.train_s:g} s)", flush=True)
+    cost = f"about {options.train_s:g} s" if options.train_s else f"{options.epochs} epochs"
+    print(f"(tau by replay; each trained for {cost})", flush=True)
     decoded(options, variants[0], sets)
     picture(options.work / "curves.svg", [run_of(options, name) for name in variants])
 
@@ -88,9 +89,9 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--target", type=absolute, required=True, help="directory of the target")
     parser.add_argument("--prompts", type=absolute, required=True, help="directory of .jsonl files")
     parser.add_argument("--work", type=absolute, required=True, help="where everything goes")
-    parser.add_argument(
-        "--train-s", type=float, required=True, help="seconds of training for each variant"
-    )
+    cost = parser.add_mutually_exclusive_group(required=True)
+    cost.add_argument("--train-s", type=float, help="seconds of training for each variant")
+    cost.add_argument("--epochs", type=int, help="of each variant")
     parser.add_argument("--variants", default="base", help=", ".join(VARIANTS))
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--mask-token-id", help="where the tokenizer has no mask token")
@@ -102,6 +103,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--token-budget", default="16384", help="tokens of a micro-batch")
     parser.add_argument("--max-anchors", default="64", help="of a completion")
     parser.add_argument("--lr", default="1e-3")
+    parser.add_argument("--eval-every", default="200", help="steps between replays of heldout")
     parser.add_argument("--decoded", default="8", help="prompts of each set decoded for real, or 0")
     options = parser.parse_args()
     if unknown := sorted(set(options.variants.split(",")) - set(VARIANTS)):
@@ -147,22 +149,27 @@ def result(options: argparse.Namespace, name: str, sets: list[Path]) -> Result:
 
 
 def measured(options: argparse.Namespace, name: str, sets: list[Path]) -> Result:
-    """As many epochs as fit into --train-s: one is tried first, to see what a step takes.
-
-    The schedule of the learning rate so runs to its end. One epoch is trained in any case.
-    Compiling, and the evaluations meanwhile, are not counted.
-    """
-    trial = train(options, name, options.work / "trials" / name, {"--epochs": 1})
-    epochs = max(1, int(options.train_s / (len(trial) * step_s(trial))))
+    """Train a variant, evaluated meanwhile, and replay every set."""
+    epochs = options.epochs or epochs_within(options, name)
     evaluated = {
         "--epochs": epochs,
-        "--eval-every": max(1, epochs * len(trial) // EVALUATIONS),
+        "--eval-every": options.eval_every,
         "--eval-data": options.work / "heldout",
     }
     rows = train(options, name, run_of(options, name), evaluated)
     tau = [found["drafts"][0]["tau"] for found in replayed(run_of(options, name), sets)]
     heldout_tau = rows[-1]["evaluation"]["tau"]
     return Result(name, epochs, len(rows), 1e3 * step_s(rows), heldout_tau, tau)
+
+
+def epochs_within(options: argparse.Namespace, name: str) -> int:
+    """How many epochs fit into --train-s, one at least: one is tried, to see what a step takes.
+
+    The schedule of the learning rate so runs to its end. Compiling, and the evaluations meanwhile,
+    are not counted.
+    """
+    trial = train(options, name, options.work / "trials" / name, {"--epochs": 1})
+    return max(1, int(options.train_s / (len(trial) * step_s(trial))))
 
 
 def step_s(rows: list[dict[str, Any]]) -> float:

@@ -234,6 +234,10 @@ def test_prompts_to_learn_from_and_to_measure_on(bench, printed, monkeypatch, tm
     assert printed("prompt_files", str(output), "--limit", "50")[0] == "train: 50 prompts"
 
 
+def as_words(options: dict[str, object]) -> list[str]:
+    return [str(word) for pair in options.items() for word in pair]
+
+
 def test_a_real_drafter(printed, tmp_path, tiny_target_dir):
     """Prompts to tau; the picture needs matplotlib, which may be missing."""
     prompts, work = tmp_path / "prompts", tmp_path / "work"
@@ -258,8 +262,7 @@ def test_a_real_drafter(printed, tmp_path, tiny_target_dir):
         "--max-seq-len": 128,
         "--decoded": 1,
     }
-    words = [str(word) for pair in options.items() for word in pair]
-    out = printed("real_drafter", *words)
+    out = printed("real_drafter", *as_words(options))
     row = next(line for line in out if line.startswith("base  ")).split()
     assert row[1:3] == ["1", "1"] and min(map(float, row[3:])) >= 1
     (decoded,) = (line for line in out if "decoded: tau" in line)
@@ -267,7 +270,8 @@ def test_a_real_drafter(printed, tmp_path, tiny_target_dir):
     assert (work / "curves.svg").exists() or any("matplotlib is not" in line for line in out)
     (work / "base.json").unlink()  # as after Ctrl-C: what was trained is not trained again
     trained = (work / "runs" / "base" / "metrics.jsonl").read_bytes()
-    again = printed("real_drafter", *words[:-1], "0")
+    del options["--train-s"]
+    again = printed("real_drafter", *as_words(options | {"--epochs": 1, "--decoded": 0}))
     assert next(line for line in again if line.startswith("base  ")).split() == row
     assert (work / "runs" / "base" / "metrics.jsonl").read_bytes() == trained
 
