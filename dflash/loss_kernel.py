@@ -16,6 +16,10 @@ WARPS = 16
 LOG2_E = tl.constexpr(1.4426950408889634)
 OUTSIDE = tl.constexpr(-1e30)
 """A logit beside the vocabulary: finite, for it is multiplied by its probability, 0."""
+LOWEST = tl.constexpr(-5e29)
+"""A top before any logit. Above OUTSIDE: where a warp's share lies beside a small vocabulary, their
+difference in a fused multiply-add would be that product's rounding, of which exp2 is infinite.
+"""
 
 
 def chunk_losses(
@@ -149,8 +153,8 @@ def _sums(
     relative to the tops seen so far, and shrink when these grow.
     """
     LANES: tl.constexpr = BLOCK // WARPS
-    top = tl.full([WARPS], OUTSIDE, tl.float32)
-    top_t = tl.full([WARPS], OUTSIDE, tl.float32)
+    top = tl.full([WARPS], LOWEST, tl.float32)
+    top_t = tl.full([WARPS], LOWEST, tl.float32)
     sum_q = tl.zeros([WARPS, LANES], tl.float32)
     sum_qz = tl.zeros([WARPS, LANES], tl.float32)
     sum_soft = tl.zeros([WARPS, LANES], tl.float32)

@@ -244,7 +244,7 @@ def test_of_equal_logits_the_first_is_the_drafters_token(dtype):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("soft", [False, True])
 @pytest.mark.parametrize("cap_lambda", [0.0, 0.5])
-@pytest.mark.parametrize("vocabulary", [5000, 4999])
+@pytest.mark.parametrize("vocabulary", [5000, 4999, 300])
 def test_the_kernel_is_the_same_in_float64(dtype, soft, cap_lambda, vocabulary):
     """On logits that are given: what is left is the rounding of float32 sums, and of the result."""
     from dflash import loss_kernel
