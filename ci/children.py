@@ -17,6 +17,7 @@ from shapes import Shape
 T = TypeVar("T")
 ROOT = Path(__file__).parents[1]
 TURNS = "DFLASH_BENCH_TURNS"
+LIMIT = "DFLASH_BENCH_LIMIT_S"
 
 
 def step_of(
@@ -31,26 +32,27 @@ def step_of(
     """What step_child.py finds of the contender's training step; or {"error": why it does not}.
 
     Args:
+        timeout_s: for compiling, and for measuring; the wait for its turn is not counted.
         path: directories to import from before the installed packages.
     """
     child = str(Path(__file__).with_name("step_child.py"))
     command = [sys.executable, child, contender, json.dumps(asdict(shape)), device, str(steps)]
     places = os.pathsep.join(str(place) for place in (ROOT, *path))
-    try:
-        done = subprocess.run(
-            command,
-            env={**os.environ, "PYTHONPATH": places, TURNS: turns().name},
-            capture_output=True,
-            text=True,
-            timeout=timeout_s,
-        )
-    except subprocess.TimeoutExpired:
-        return {"error": f"not done after {timeout_s:g} s"}
+    ours = {"PYTHONPATH": places, TURNS: turns().name, LIMIT: str(timeout_s)}
+    done = subprocess.run(command, env=os.environ | ours, capture_output=True, text=True)
     lines = done.stdout.strip().splitlines()
     if done.returncode == 0 and lines:
         return json.loads(lines[-1])
+    return {"error": why(done, timeout_s), "stderr": done.stderr[-6000:]}
+
+
+def why(done: subprocess.CompletedProcess[str], timeout_s: float) -> str:
+    """What a process that failed said last; of one past its limit, where its main thread was."""
     said = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
-    return {"error": said[-1], "stderr": done.stderr[-6000:]}
+    if not any(line.startswith("Timeout (") for line in said):
+        return said[-1]
+    main = [n for n, line in enumerate(said) if line.startswith(("Thread ", "Current thread "))][-1]
+    return f"not done after {timeout_s:g} s, in {said[main + 1].strip()}"
 
 
 def side_by_side(

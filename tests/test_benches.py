@@ -11,6 +11,7 @@ import subprocess
 import sys
 from argparse import Namespace
 from pathlib import Path
+from unittest.mock import Mock, call
 
 import numpy as np
 import pytest
@@ -118,13 +119,33 @@ def test_the_peers_themselves():
 
 
 def test_who_measures_is_alone(bench, monkeypatch, tmp_path):
+    """And has its whole limit for it: what it waited for its turn is not counted."""
     (tmp_path / "turns").touch()
     monkeypatch.setenv("DFLASH_BENCH_TURNS", str(tmp_path / "turns"))
+    monkeypatch.setenv("DFLASH_BENCH_LIMIT_S", "7")
+    lock, watched = fcntl.flock, Mock()
+    watched.lock.side_effect = lock
+    monkeypatch.setattr("fcntl.flock", watched.lock)
+    monkeypatch.setattr("faulthandler.cancel_dump_traceback_later", watched.stop)
+    monkeypatch.setattr("faulthandler.dump_traceback_later", watched.start)
     clock = bench("clock")
     with (tmp_path / "turns").open() as neighbour:
         with clock.alone(), pytest.raises(BlockingIOError):
-            fcntl.flock(neighbour, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        fcntl.flock(neighbour, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            lock(neighbour, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        lock(neighbour, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    shared, own = (
+        [call.stop(), call.lock(clock.turns, how), call.start(7.0, exit=True)]
+        for how in (fcntl.LOCK_SH, fcntl.LOCK_EX)
+    )
+    assert watched.mock_calls == shared + own + shared
+
+
+def test_a_row_past_its_limit_says_where_it_was(bench):
+    row = bench("children").step_of(
+        "ours", bench("shapes").TINY, device="cpu", steps=1, timeout_s=0.01
+    )
+    assert row["error"].startswith('not done after 0.01 s, in File "')
+    assert "Timeout (" in row["stderr"]
 
 
 def test_a_row_is_relative_to_ours(bench):
