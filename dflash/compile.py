@@ -27,6 +27,7 @@ from dflash.fx_isolation import (
     isolate_flag,
     isolate_is_compiling,
     isolate_patchers,
+    isolate_settings,
 )
 from dflash.fx_probe import State, ThreadProbe, probe_threads
 
@@ -64,11 +65,13 @@ _CURES: dict[str, Callable[[ExitStack], None]] = {
     "fx_flag": isolate_flag,
     "patchers": isolate_patchers,
     "is_compiling": isolate_is_compiling,
+    "settings": isolate_settings,
 }
 _WHAT = {
     "fx_flag": "FX tracing flag",
     "patchers": "FX patches of nn.Module",
     "is_compiling": "is_compiling()",
+    "settings": "dynamic=",
 }
 _install_lock = threading.Lock()
 _current: Isolation | None = None

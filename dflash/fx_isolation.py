@@ -1,4 +1,4 @@
-"""What `dflash.compile` replaces inside torch so that FX tracing in one thread stays in it.
+"""What `dflash.compile` replaces inside torch so that tracing and compiling stay in their thread.
 
 Each `isolate_*` pushes what puts the old state back onto an `ExitStack`, so that a half-done
 installation and `Isolation.remove` undo the same way. A name that this torch lacks is a
@@ -20,13 +20,19 @@ from typing import Any
 
 import torch
 
+OF_DYNAMIC = ("automatic_dynamic_shapes", "assume_static_by_default")
+"""The settings of Dynamo behind `torch.compile(dynamic=...)`."""
+
 
 class _Local(threading.local):
-    """The tracing state of one thread; the class attributes are what a new thread starts with."""
+    """The state of one thread; the class attributes are what a new thread starts with."""
 
     tracing = False
     compiling = False
     patcher: Any = None
+
+    def __init__(self) -> None:
+        self.settings: dict[str, Any] = {}
 
 
 _dflash_local = _Local()
@@ -86,6 +92,22 @@ def isolate_is_compiling(undo: ExitStack) -> None:
     _thread_local_attribute(torch.compiler, "_is_compiling_flag", "compiling", undo)
     _swap_code(session, _compile_session, undo)
     _swap_code(reader, _is_compiling, undo)
+
+
+def isolate_settings(undo: ExitStack) -> None:
+    """Give each thread its own settings behind `torch.compile(dynamic=...)` (mode 15).
+
+    What they were before holds in every thread that does not set them itself.
+    """
+    entries = find("torch._dynamo.config", "_config")
+    for name in OF_DYNAMIC:
+        find("torch._dynamo.config", name)
+        entry = entries[name]
+        if not hasattr(entry, "user_override"):
+            raise MissingName(f"torch._dynamo.config._config[{name!r}].user_override")
+        old = type(entry)
+        entry.__class__ = _entry_of_each_thread(old, name, entry.user_override)
+        undo.callback(setattr, entry, "__class__", old)
 
 
 # Transplanted code: see the top of the file. TorchScript compiles `is_compiling` from its source,
@@ -239,3 +261,15 @@ def _thread_local_attribute(module: Any, name: str, field: str, undo: ExitStack)
     old = type(module)
     module.__class__ = type(old.__name__, (old,), {name: property(get, put)})
     undo.callback(setattr, module, "__class__", old)
+
+
+def _entry_of_each_thread(base: type, name: str, before: Any) -> type:
+    """An entry of torch's settings whose value each thread sets for itself."""
+
+    def get(_: Any) -> Any:
+        return _dflash_local.settings.get(name, before)
+
+    def put(_: Any, value: Any) -> None:
+        _dflash_local.settings[name] = value
+
+    return type(base.__name__, (base,), {"user_override": property(get, put)})

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from dflash.fx_isolation import MissingName, find
+from dflash.fx_isolation import OF_DYNAMIC, MissingName, find
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +46,7 @@ class ThreadProbe:
     fx_flag: Finding
     patchers: Finding
     is_compiling: Finding
+    settings: Finding
 
 
 def probe_threads(deadline_s: float = 60.0) -> ThreadProbe:
@@ -61,6 +62,7 @@ def probe_threads(deadline_s: float = 60.0) -> ThreadProbe:
         fx_flag=_found(_probe_flag, deadline_s),
         patchers=_found(_probe_patchers, deadline_s),
         is_compiling=_found(_probe_is_compiling, deadline_s),
+        settings=_found(_probe_settings, deadline_s),
     )
 
 
@@ -175,9 +177,7 @@ def _probe_is_compiling(deadline_s: float) -> Finding:
         seen["there"] = _in_thread(torch.compiler.is_compiling, deadline_s)
         return graph.forward
 
-    # A fresh code object each time, or the next probe would find this one compiled.
-    fresh = FunctionType(_double.__code__.replace(), globals())
-    torch.compile(fresh, backend=backend)(torch.ones(1))
+    torch.compile(_fresh(_double), backend=backend)(torch.ones(1))
     if not seen:
         return Finding(State.UNKNOWN, "torch.compile compiled nothing: is it disabled?")
     if seen["there"]:
@@ -185,6 +185,38 @@ def _probe_is_compiling(deadline_s: float) -> Finding:
     if not seen["here"]:
         return Finding(State.ISOLATED, "a compile does not set it outside the traced code")
     return Finding(State.ISOLATED, "true in the compiling thread only")
+
+
+def _probe_settings(deadline_s: float) -> Finding:
+    """Be in a call that was compiled with `dynamic=False`; does that hold in another thread?"""
+    config = find("torch._dynamo", "config")
+    seen: dict[str, list[Any]] = {}
+
+    def look() -> list[Any]:
+        return [find(config.__name__, name) for name in OF_DYNAMIC]
+
+    def backend(graph: torch.fx.GraphModule, _: list[torch.Tensor]) -> Callable[..., Any]:
+        def running(*inputs: Any) -> Any:
+            seen["here"], seen["there"] = look(), _in_thread(look, deadline_s)
+            return graph.forward(*inputs)
+
+        return running
+
+    before = look()
+    torch.compile(_fresh(_double), backend=backend, dynamic=False)(torch.ones(1))
+    if not seen:
+        return Finding(State.UNKNOWN, "torch.compile compiled nothing: is it disabled?")
+    if seen["there"] != before:
+        return Finding(State.LEAKS, "a thread's call decides how another thread compiles")
+    if seen["here"] == before:
+        return Finding(State.UNKNOWN, "a call does not change the settings: were they changed?")
+    return Finding(State.ISOLATED, "a call's settings hold in its thread only")
+
+
+def _fresh(function: Callable[..., T]) -> Callable[..., T]:
+    """With a code object of its own, or the next probe would find this one compiled."""
+    assert isinstance(function, FunctionType)
+    return FunctionType(function.__code__.replace(), globals())
 
 
 def _double(x: torch.Tensor) -> torch.Tensor:

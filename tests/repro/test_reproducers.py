@@ -43,6 +43,8 @@ HOLDING = {
 }
 # Only where torch is built for CUDA and there is no GPU; the table is measured on a CPU build.
 GUARD = "df014_guard_of_an_ended_thread"
+# Only where Dynamo's settings belong to the process: before 2.12.
+SETTINGS = "df015_settings_of_a_call"
 CUDA_ONLY = {"df012_autograd_thread_deadlock", "df013_cudagraph_threads"}
 CONTROL = "df000_single_thread"
 BREAKING = {"module-class-swap", "sys-modules-wrapper", "config-flag"}
@@ -100,7 +102,7 @@ def should_hold(code, cure, when):
         return code == "DF001" or cure == "shipped"
     if code == "DF000":
         return cure not in BREAKING
-    if code.lower() == GUARD[:5]:
+    if code.lower() in (GUARD[:5], SETTINGS[:5]):
         return True
     if when == "start-up" and cure in HOLDING_AT_START_UP:
         return code in HOLDING_AT_START_UP[cure]
@@ -194,8 +196,18 @@ def test_the_guard_of_a_thread_that_has_ended(cure):
         assert line["outcome"] == "reproduced", line
 
 
+@pytest.mark.parametrize("cure", ["none", "gate-only", "lock-every-step", "shipped"])
+def test_the_settings_of_another_threads_call(cure):
+    line = child(SETTINGS, "--cure", cure)
+    if IS_MEASURED or cure in ("lock-every-step", "shipped"):
+        assert line["outcome"] == "absent", line
+    elif line["torch"].startswith("2.11."):
+        assert line["outcome"] == "reproduced", line
+        assert line["evidence"]["beside"] > line["evidence"]["alone"]
+
+
 def test_every_reproducer_is_tested():
-    tested = {CONTROL, *HOLDING, GUARD, *CUDA_ONLY}
+    tested = {CONTROL, *HOLDING, GUARD, SETTINGS, *CUDA_ONLY}
     assert {path.stem for path in REPRO.glob("df*.py")} == tested
 
 
