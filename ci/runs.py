@@ -151,6 +151,7 @@ def by_turns(finished: Path, output: Path) -> dict[str, float]:
     with run_directory(config) as directory:
         run = open_run(config, directory)
         (target,) = run.load().targets
+        run.compile_target(target, lambda _phase: None)
         with device:
             drafter = Drafter(run.shape)
         head = target.head.to(device, run.dtype)

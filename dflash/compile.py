@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 from torch._dynamo.exc import BackendCompilerFailed
+from torch.nn import Parameter
 
 from dflash.errors import DflashError
 from dflash.fx_isolation import (
@@ -159,11 +160,11 @@ class Seal:
     """Ends one thread's compiling: once closed, a compile raises LateCompile.
 
     With `allow_late` it is done all the same, and logged: threads are isolated, so that it is slow
-    and not wrong.
+    and not wrong. With `instead` that is called, and the graph runs as it was traced.
     """
 
-    def __init__(self, *, allow_late: bool) -> None:
-        self.allow_late = allow_late
+    def __init__(self, *, allow_late: bool, instead: Callable[[str], object] | None = None) -> None:
+        self.allow_late, self.instead = allow_late, instead
         self.closed = False
 
     def close(self) -> None:
@@ -175,39 +176,47 @@ class Seal:
         compile_graph: Callable[..., Any] = torch._dynamo.lookup_backend(name)
 
         def sealed(graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
-            if self.closed:
-                self._late(inputs)
+            if self.closed and not self._compiles_late(inputs):
+                return graph.forward
             return compile_graph(graph, inputs)
 
         return sealed
 
-    def _late(self, inputs: list[Any]) -> None:
-        shapes = ", ".join(str(tuple(i.shape)) for i in inputs if isinstance(i, torch.Tensor))
+    def _compiles_late(self, inputs: list[Any]) -> bool:
+        given = (i for i in inputs if isinstance(i, torch.Tensor))
+        shapes = ", ".join(str(tuple(i.shape)) for i in given if not isinstance(i, Parameter))
         what = f"a compile after the start, for tensors of shape {shapes}"
-        if not self.allow_late:
+        if self.allow_late:
+            log.warning("%s; the other threads may wait for it", what)
+        elif self.instead is None:
             raise LateCompile(what)
-        log.warning("%s; the other drafters may wait for it", what)
+        else:
+            self.instead(what)
+        return self.allow_late
 
 
 def compiled_for_this_thread(
-    function: Callable[..., Any], backend: Callable[..., Any] | str
+    function: Callable[..., Any], backend: Callable[..., Any] | str, *, dynamic: bool = False
 ) -> Callable[..., Any]:
     """`torch.compile` of a copy of `function` that no other thread uses.
 
     With one code object for all, threads share Dynamo's recompile limit, and a backward may be
-    compiled in two of them at once. Sizes are static; whatever would run eager is an error.
-    Raises LateCompile when the backend's seal is closed.
+    compiled in two of them at once. Whatever would run eager is an error. Raises LateCompile when
+    the backend's seal is closed.
+
+    Args:
+        dynamic: one graph for all sizes of more than 1, instead of one for each.
     """
     assert isinstance(function, FunctionType)
     own = FunctionType(
         function.__code__.replace(), function.__globals__, function.__name__, function.__defaults__
     )
-    compiled = torch.compile(own, backend=backend, dynamic=False, fullgraph=True)
+    compiled = torch.compile(own, backend=backend, dynamic=dynamic, fullgraph=True)
 
     @functools.wraps(function)
-    def called(*args: Any) -> Any:
+    def called(*args: Any, **named: Any) -> Any:
         try:
-            return compiled(*args)
+            return compiled(*args, **named)
         except BackendCompilerFailed as error:
             if isinstance(error.inner_exception, LateCompile):
                 raise error.inner_exception from None

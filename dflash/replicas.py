@@ -46,7 +46,7 @@ class Exchange(Generic[T]):
     def gather(self, rank: int, value: T, what: str) -> list[T]:
         """Everyone's value of this round; `what` names it in errors. Raises Cancelled."""
         started_s = time.monotonic()
-        waiting(f"the other drafters' {what}")
+        waiting(f"the others' {what}")
         with self.scope.changed:
             this_round = self._round
             self._brought[rank] = value
@@ -55,7 +55,7 @@ class Exchange(Generic[T]):
             # _result is this round's until its slowest reader has arrived in the next one.
             self.scope.wait_for(
                 lambda: self._round != this_round,
-                what=f"the other drafters to bring their {what}",
+                what=f"the others to bring their {what}",
                 timeout_s=self.timeout_s,
             )
             self.waits[rank].waited_s += time.monotonic() - started_s

@@ -83,8 +83,8 @@ class DevicesConfig(Section):
 
     compile: str = option(
         "auto",
-        help="compile the drafter's layers, in each drafter thread, with this backend of "
-        "torch.compile; auto is inductor on GPUs and none on the CPU",
+        help="compile the layers of drafters and targets, each in its own thread, with this "
+        "backend of torch.compile; auto is inductor where the drafters are on GPUs, else none",
         choices=("auto", "none", "inductor", "aot_eager"),
     )
     draft_chunk: int = option(

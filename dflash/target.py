@@ -6,7 +6,7 @@ R rows (one document each), S tokens of the longest, D hidden size, F = captured
 import copy
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -66,6 +66,14 @@ class Target:
     def device(self) -> torch.device:
         """Where the weights are."""
         return next(self.model.parameters()).device
+
+    @property
+    def has_full_attention(self) -> bool:
+        """Whether every layer sees the whole context, and keeps no state beside keys and values."""
+        if getattr(self.model, "_is_stateful", False):
+            return False
+        kinds = getattr(self.text_config, "layer_types", None) or ["full_attention"]
+        return set(kinds) == {"full_attention"}
 
     @property
     def head(self) -> FrozenHead:
@@ -176,16 +184,19 @@ def run_target(
     batches: RoutedReceiver[Batch],
     features: RoutedSender[TargetFeatures],
     indices: Iterator[int],
+    get_ready: Callable[[], None],
     gate: Gate,
     soft_labels: bool,
     drafters: Sequence[torch.device],
 ) -> None:
     """TargetForwardLoop: batches in, features out to the drafter whose turn it is.
 
-    The copy to a drafter's device begins here, so that it runs beside the work of both.
+    `get_ready` compiles and arrives at the gate. The copy to a drafter's device begins here, so
+    that it runs beside the work of both.
     """
     lanes = Lanes()
     with batches, features, own_stream(target.device):
+        get_ready()
         waiting("the start-up gate")
         gate.wait()
         started()

@@ -21,7 +21,7 @@ from dflash.drafter import Drafter
 from dflash.drafter_config import DrafterConfig
 from dflash.drafter_loop import DrafterTrainLoop, Shared
 from dflash.errors import Exit
-from dflash.heartbeat import Heartbeat
+from dflash.heartbeat import Heartbeat, working
 from dflash.heldout import HeldOut, open_held_out
 from dflash.manifest import collect
 from dflash.metrics import Waits
@@ -42,6 +42,7 @@ from dflash.shapes import ShapePolicy, laid_out
 from dflash.steps import StepPlan
 from dflash.stop import StopRequest, on_signals
 from dflash.target import Target, load_targets, run_target
+from dflash.target_compile import compile_layers
 from dflash.target_files import target_digest
 from dflash.watched import watched
 
@@ -152,10 +153,10 @@ class Run:
         run = self.config.run
         stop = StopRequest()
         group = TaskGroup("train", run.stop_grace_s)
-        names = [f"drafter-{rank}" for rank in range(self.plan.drafters)]
+        drafters, targets = self.plan.drafters, len(models.targets)
+        names = [f"drafter-{i}" for i in range(drafters)] + [f"target-{i}" for i in range(targets)]
         gate = Gate(group.scope, names, run.start_timeout_s)
-        drafters = self.plan.drafters
-        compiled: Exchange[None] = Exchange(group.scope, drafters, run.start_timeout_s)
+        compiled: Exchange[None] = Exchange(group.scope, len(names), run.start_timeout_s)
         exchange: Exchange[Any] = Exchange(group.scope, drafters, run.stall_timeout_s)
         reporter = self.directory.reporter(self.plan.first_step, self.plan.total_steps)
         shared = Shared(
@@ -215,10 +216,36 @@ class Run:
         for rank, target in enumerate(targets):
             share = indices(rank, len(targets), plan.first_batch, plan.end_batch)
             ends = (batches[1][rank], features[0][rank])
-            start(run_target, target, *ends, share, gate, soft, drafters, name=f"target-{rank}")
+            ready = partial(self._get_ready, shared, rank, target)
+            rest = (share, ready, gate, soft, drafters)
+            start(run_target, target, *ends, *rest, name=f"target-{rank}")
         for rank, device in enumerate(drafters):
             loop = DrafterTrainLoop(shared, rank, device, features[1][rank])
             start(loop.run, sample, name=loop.name)
+
+    def compile_target(self, target: Target, phase: Callable[[str], None]) -> None:
+        """For the calling thread, which is to run it; nothing with `--compile none`."""
+        data = self.config.data
+        if self.backend != "none":
+            compile_layers(
+                target,
+                self.backend,
+                longest=min(data.max_seq_len, data.token_budget // 2),
+                allow_late=self.config.devices.late_compile == "allow",
+                phase=phase,
+            )
+
+    def _get_ready(self, shared: Shared, rank: int, target: Target) -> None:
+        """What a target's thread does before the gate."""
+        name = f"target-{rank}"
+
+        def phase(text: str) -> None:
+            shared.gate.phase(name, text)
+            working(text)
+
+        self.compile_target(target, phase)
+        shared.compiled.gather(self.plan.drafters + rank, None, "compiled layers")
+        shared.gate.arrive(name)
 
     def _heartbeat(self) -> Heartbeat:
         """One slot for each loop. The watchdog is a little ahead of those who wait for a loop."""

@@ -29,7 +29,7 @@ class Verifier:
         self._target = target
         self._capture = capture
         self._tokens: list[int] = []
-        self._cache = DynamicCache() if _can_roll_back(target) else None
+        self._cache = DynamicCache() if target.has_full_attention else None
         self.features_TF = torch.empty(0)
         """Captured hidden states of all tokens that are kept; nothing without `capture`."""
 
@@ -101,19 +101,12 @@ class Verifier:
 def require_tree_mask(target: Target) -> None:
     """Raise ModelError unless a pass over this target can be masked as a tree and cut to a path."""
     attention = getattr(target.model.config, "_attn_implementation", "eager")
-    if not _can_roll_back(target) or attention not in ("sdpa", "eager"):
+    if not target.has_full_attention or attention not in ("sdpa", "eager"):
         raise ModelError(
             f"{type(target.model).__name__} with {attention} attention: a draft tree needs full "
             "attention in every layer, by sdpa or eager",
             remedy="leave out --tree-nodes: the plain draft works with every target",
         )
-
-
-def _can_roll_back(target: Target) -> bool:
-    if getattr(target.model, "_is_stateful", False):
-        return False
-    kinds = getattr(target.text_config, "layer_types", None) or ["full_attention"]
-    return set(kinds) == {"full_attention"}
 
 
 def _cache_options(target: Target, cache: DynamicCache | None) -> dict[str, Any]:

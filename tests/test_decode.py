@@ -384,7 +384,7 @@ def test_a_draft_sees_nothing_at_or_after_its_anchor(target, trained, prompts, w
 
 
 def verifier_of(target, monkeypatch, cached):
-    monkeypatch.setattr(verify, "_can_roll_back", lambda target: cached)
+    monkeypatch.setattr(Target, "has_full_attention", cached)
     return Verifier(target)
 
 
@@ -406,8 +406,8 @@ def test_a_verifier_with_a_cache_equals_one_without(target, monkeypatch, prompts
 
 
 def test_only_full_attention_can_be_rolled_back(target, hybrid_model):
-    assert verify._can_roll_back(target)
-    assert not verify._can_roll_back(Target(hybrid_model, (1, 3)))
+    assert target.has_full_attention
+    assert not Target(hybrid_model, (1, 3)).has_full_attention
 
 
 @pytest.mark.parametrize("make", [new_drafter, perturbed])

@@ -52,7 +52,7 @@ def test_a_cancelled_scope_ends_the_wait():
 
 def test_a_replica_that_does_not_come_is_named_by_what_it_owes():
     exchange = Exchange(Scope("unit"), 2, timeout_s=0.01)
-    with pytest.raises(WaitTimeout, match=r"0\.01 s for the other drafters to bring their digest"):
+    with pytest.raises(WaitTimeout, match=r"0\.01 s for the others to bring their digest"):
         exchange.gather(0, "abc", "digest")
 
 
