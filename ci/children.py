@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import IO, Any, TypeVar
@@ -51,8 +52,9 @@ def why(done: subprocess.CompletedProcess[str], timeout_s: float) -> str:
     said = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
     if not any(line.startswith("Timeout (") for line in said):
         return said[-1]
-    main = [n for n, line in enumerate(said) if line.startswith(("Thread ", "Current thread "))][-1]
-    return f"not done after {timeout_s:g} s, in {said[main + 1].strip()}"
+    # Every thread's newest call, the main thread's last; a dump can be cut short.
+    places = [line.strip() for above, line in pairwise(said) if "(most recent call first)" in above]
+    return f"not done after {timeout_s:g} s, in {places[-1] if places else 'an unknown place'}"
 
 
 def side_by_side(

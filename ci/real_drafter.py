@@ -25,14 +25,15 @@ from children import ROOT
 
 NOISE = {"--noise-start": "0.05", "--noise-end": "0.01"}
 SOFT, CAP = {"--use-soft-labels": None}, {"--cap-lambda": "0.1"}
+GAMMA_2 = {"--gamma": "2"}
 VARIANTS: dict[str, dict[str, str | None]] = {
     "base": {},
     "soft": SOFT,
     "cap": CAP,
-    "gamma-2": {"--gamma": "2"},
+    "gamma-2": GAMMA_2,
     "gamma-8": {"--gamma": "8"},
     "noise": NOISE,
-    "all": SOFT | CAP | NOISE,
+    "together": SOFT | CAP | GAMMA_2,
 }
 NEVER = 10**6
 """Steps that no run here has: at its end it saves all the same."""

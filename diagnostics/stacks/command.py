@@ -96,8 +96,9 @@ def _refused(process: Target, refusal: pyspy.Refused, loops: list[Section]) -> S
     remedy = refusal.remedy
     if not process.run:
         remedy += (
-            " Or let the program dump itself: faulthandler.register(signal.SIGUSR1) at its start, "
-            f"then kill -USR1 {process.pid}."
+            " Or let the program dump itself: signal.signal(signal.SIGUSR1, lambda *_: "
+            f"faulthandler.dump_traceback()) at its start, then kill -USR1 {process.pid}. Not "
+            "faulthandler.register: a program whose threads go on can crash of it."
         )
     verdict = Verdict(Status.UNKNOWN, "no-stacks", str(refusal), remedy=remedy.strip())
     if process.beats is not None:

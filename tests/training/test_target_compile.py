@@ -6,8 +6,10 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 
+from dflash.config import TrainConfig
 from dflash.target import Target, load_target
 from dflash.target_compile import compile_layers
+from dflash.trainer import train
 
 LAYERS = (0, 2, 5)
 SEVERAL = ([5, 7], [9, 3, 4], [12, 12, 30, 2], [40] * 2, [64] * 5)
@@ -85,6 +87,15 @@ def test_where_that_is_allowed_it_is_compiled(compiled, caplog):
     assert graphs() == before + 1
     assert "a compile after the start, for tensors of shape" in caplog.text
     assert all("forward" in vars(layer) for layer in target.layers)
+
+
+def test_drafters_that_compile_for_static_sizes_meanwhile_change_nothing(options, caplog):
+    """See repro/df015_settings_of_a_call.py, which has the control."""
+    caplog.set_level(logging.INFO)
+    options["devices"] = {"compile": "aot_eager", "target-gpus": "cpu", "drafter-gpus": "cpu,cpu"}
+    assert train(TrainConfig.from_dict(options)) == 0
+    assert "compiled the target's layers in " in caplog.text
+    assert "a compile after the start" not in caplog.text
 
 
 def test_layers_that_cannot_be_compiled_run_as_they_are(compiled, caplog, monkeypatch):
