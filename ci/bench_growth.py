@@ -40,7 +40,9 @@ def main() -> None:
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--steps", type=int, default=8, help="steps in a row, measured thrice")
     parser.add_argument("--at-once", type=int, default=1, help="rows that compile side by side")
-    parser.add_argument("--timeout-s", type=float, default=400, help="limit of each row")
+    parser.add_argument(
+        "--timeout-s", type=float, default=400, help="for a row to compile; and to run"
+    )
     parser.add_argument("--tiny", action="store_true", help="tiny sizes, for a machine at hand")
     arguments = parser.parse_args()
     base, grown = (TINY, GROWN_TINY) if arguments.tiny else (QWEN3_8B, GROWN)

@@ -97,7 +97,9 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--shapes", default="8b-1,8b-2,8b-4,27b-1", help=", ".join(SHAPES))
     parser.add_argument("--contenders", default=",".join(CONTENDERS), help="in this order")
     parser.add_argument("--steps", type=int, default=8, help="steps in a row, measured thrice")
-    parser.add_argument("--timeout-s", type=float, default=400, help="limit of each row")
+    parser.add_argument(
+        "--timeout-s", type=float, default=400, help="for a row to compile; and to run"
+    )
     parser.add_argument("--budget-s", type=float, default=1e9, help="start no row after so long")
     parser.add_argument("--at-once", type=int, default=1, help="rows that compile side by side")
     parser.add_argument("--tiny", action="store_true", help="one tiny shape, for a machine at hand")

@@ -6,9 +6,9 @@
 PROMPTS holds train.jsonl, heldout.jsonl (replayed during training) and further sets to measure on.
 The target answers them greedily. Then each variant of the objective is trained for the same time,
 or for the same --epochs (where several share a GPU, so that times say nothing), and measured by
-replay on all of every set; the first one also by real decoding on some. The commands
-are those that a user would type. What is in WORK already is used: after Ctrl-C, or with more
-variants, type the same again, and training goes on where it was.
+replay on all of every set; the first one also by real decoding on some. The commands are those that
+a user would type. What is in WORK already is used: after Ctrl-C, or with more variants, type the
+same again, and training goes on where it was.
 """
 
 import argparse

@@ -189,11 +189,10 @@ def _probe_is_compiling(deadline_s: float) -> Finding:
 
 def _probe_settings(deadline_s: float) -> Finding:
     """Be in a call that was compiled with `dynamic=False`; does that hold in another thread?"""
-    config = find("torch._dynamo", "config")
     seen: dict[str, list[Any]] = {}
 
     def look() -> list[Any]:
-        return [find(config.__name__, name) for name in OF_DYNAMIC]
+        return [find("torch._dynamo.config", name) for name in OF_DYNAMIC]
 
     def backend(graph: torch.fx.GraphModule, _: list[torch.Tensor]) -> Callable[..., Any]:
         def running(*inputs: Any) -> Any:
