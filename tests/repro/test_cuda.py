@@ -42,6 +42,7 @@ def outcome(name, cure):
         ("df012_autograd_thread_deadlock", "non-lazy-backward"),
         ("df012_autograd_thread_deadlock", "lock-every-step"),
         ("df013_cudagraph_threads", "own-capture"),
+        ("df015_settings_of_a_call", "shipped"),
     ],
 )
 def test_broken_and_cured(name, cure):
