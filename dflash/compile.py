@@ -72,7 +72,7 @@ _WHAT = {
     "fx_flag": "FX tracing flag",
     "patchers": "FX patches of nn.Module",
     "is_compiling": "is_compiling()",
-    "settings": "dynamic=",
+    "settings": "settings of dynamic=",
 }
 _install_lock = threading.Lock()
 _current: Isolation | None = None
@@ -260,10 +260,16 @@ def _verify(after: ThreadProbe, needed: tuple[str, ...]) -> None:
 
 
 def _summary(isolation: Isolation) -> str:
-    findings = "; ".join(
-        f"{what} {getattr(isolation.found, name)}"
-        + (", made thread-local" if name in isolation.installed else "")
-        for name, what in _WHAT.items()
-    )
-    did = "isolated" if isolation.installed else "nothing replaced"
-    return f"threads that compile, torch {torch.__version__}: {did}. {findings}"
+    """What was done about each, in few words; why is told only of what nothing was done about."""
+    kinds: dict[str, list[str]] = {"made thread-local": [], "isolated by torch": []}
+    others = []
+    for name, what in _WHAT.items():
+        finding = getattr(isolation.found, name)
+        if name in isolation.installed:
+            kinds["made thread-local"].append(what)
+        elif finding.state is State.ISOLATED:
+            kinds["isolated by torch"].append(what)
+        else:
+            others.append(f"{what}: {finding}")
+    done = [f"{', '.join(whats)}: {kind}" for kind, whats in kinds.items() if whats]
+    return f"threads that compile, torch {torch.__version__}: {'; '.join(done + others)}"

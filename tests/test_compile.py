@@ -66,7 +66,7 @@ def test_where_nothing_leaks_nothing_is_replaced(caplog):
     assert dict(vars(torch.fx.Tracer)) == tracer
     (record,) = caplog.records
     assert record.levelno == logging.INFO
-    assert "nothing replaced" in record.getMessage()
+    assert record.getMessage().endswith("is_compiling(), settings of dynamic=: isolated by torch")
     isolation.remove()
 
 
@@ -77,8 +77,8 @@ def test_only_what_leaks_is_replaced_and_the_log_line_says_so(cures, caplog):
         assert install_thread_isolation(lambda: next(probes)) is isolation
     assert cures == ["+patchers"]
     (record,) = caplog.records
-    assert "nn.Module leaks (said the test), made thread-local" in record.getMessage()
-    assert "is_compiling() isolated (said the test)" in record.getMessage()
+    assert "FX patches of nn.Module: made thread-local; FX tracing flag, " in record.getMessage()
+    assert record.getMessage().endswith("is_compiling(), settings of dynamic=: isolated by torch")
     isolation.remove()
     isolation.remove()
     assert cures == ["+patchers", "-patchers"]
@@ -91,7 +91,8 @@ def test_what_cannot_be_told_is_a_warning_and_is_left_alone(cures, caplog):
     assert cures == []
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
-    assert "FX tracing flag cannot tell (said the test)" in record.getMessage()
+    assert "FX tracing flag: cannot tell (said the test)" in record.getMessage()
+    assert "is_compiling(): leaks (said the test)" in record.getMessage()
 
 
 @pytest.mark.parametrize("state", [State.LEAKS, State.UNKNOWN])
