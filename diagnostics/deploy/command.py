@@ -16,7 +16,7 @@ from diagnostics.processes import duration
 from diagnostics.render.answer import finish
 from diagnostics.verdict import EXIT_CODES, Status, Verdict
 
-FIRST_LINE = re.compile(r"\bdflash \S+ \| git [^|]+ \| code ([0-9a-f]{12}) \|")
+FIRST_LINE = re.compile(r"\bdflash [^|]+ \| git [^|]+ \| code ([0-9a-f]{12}) \|")
 FILE = click.Path(path_type=Path, dir_okay=False)
 NAME = "MODULE:NAME"
 SHOWN = 3  # of the files that changed

@@ -8,6 +8,7 @@ import shutil
 import stat
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -285,13 +286,15 @@ def test_a_package_is_found_by_its_name(tmp_path):
     assert verdict("verify", path, "dflash", "--expect", "dflash.compile:Seal")["exit"] == 0
 
 
-def test_a_runs_first_log_line_is_held_against_a_manifest(tmp_path):
+@pytest.mark.parametrize("version", ["0.1.0", "not installed"])
+def test_a_runs_first_log_line_is_held_against_a_manifest(tmp_path, version):
+    run = replace(collect("0" * 64), version=version)
     path, log = tmp_path / "manifest.json", tmp_path / "train.log"
     check("write", "dflash", path)
     log.write_text("nothing yet\n")
     assert verdict("log", path, log)["exit"] == 3
-    log.write_text(f"12:00:00 INFO MainThread {collect('0' * 64).first_line()}\n")
+    log.write_text(f"12:00:00 INFO MainThread {run.first_line()}\n")
     assert verdict("log", path, log)["code"] == "same-code"
-    other = collect("0" * 64).first_line().replace("| code ", "| code 000000000000 | was ")
+    other = run.first_line().replace("| code ", "| code 000000000000 | was ")
     log.write_text(log.read_text() + other)
     assert verdict("log", path, log)["code"] == "other-code"
