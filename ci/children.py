@@ -33,7 +33,7 @@ def step_of(
     """What step_child.py finds of the contender's training step; or {"error": why it does not}.
 
     Args:
-        timeout_s: for compiling, and for measuring; the wait for its turn is not counted.
+        timeout_s: for importing and compiling, and for measuring; waiting is not counted.
         path: directories to import from before the installed packages.
     """
     child = str(Path(__file__).with_name("step_child.py"))
@@ -72,5 +72,5 @@ def side_by_side(
 
 @cache
 def turns() -> IO[str]:
-    """The file by which those whom this process starts take turns: see clock.alone."""
+    """The file by which those whom this process starts take turns: see taking_turns.alone."""
     return Path(os.environ[TURNS]).open() if TURNS in os.environ else NamedTemporaryFile("r")

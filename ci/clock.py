@@ -1,52 +1,14 @@
-"""Seconds and bytes of a piece of work, on the CPU or a GPU, and the ceiling to hold them to.
+"""Seconds and bytes of a piece of work, on the CPU or a GPU, and the ceiling to hold them to."""
 
-Processes that find the same file in $DFLASH_BENCH_TURNS compile side by side and measure by turns,
-each when nobody compiles: see children.side_by_side. Each has $DFLASH_BENCH_LIMIT_S for either.
-"""
-
-import faulthandler
-import fcntl
-import os
 import statistics
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from children import LIMIT, TURNS
+from taking_turns import alone
 
 GB = 1e9
-turns = None
-
-
-def take_turn(how: int) -> None:
-    """Lock the file of turns, and begin our limit: the wait is not ours, but bounded by theirs.
-
-    Past its limit the process ends, and says on stderr where every thread was.
-    """
-    assert turns is not None
-    faulthandler.cancel_dump_traceback_later()
-    fcntl.flock(turns, how)
-    faulthandler.dump_traceback_later(float(os.environ[LIMIT]), exit=True)
-
-
-if TURNS in os.environ:
-    turns = os.open(os.environ[TURNS], os.O_RDONLY)  # to the end of the process
-    take_turn(fcntl.LOCK_SH)
-
-
-@contextmanager
-def alone() -> Iterator[None]:
-    """Within, nobody who takes turns compiles or measures."""
-    if turns is None:
-        yield
-        return
-    take_turn(fcntl.LOCK_EX)
-    try:
-        yield
-    finally:
-        take_turn(fcntl.LOCK_SH)
 
 
 def working_dtype(device: torch.device) -> torch.dtype:

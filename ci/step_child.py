@@ -13,6 +13,9 @@ from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+# First, so that importing torch is within the limit.
+import taking_turns  # noqa: F401
+
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch

@@ -50,7 +50,7 @@ class Contribution:
 
 @dataclass(frozen=True)
 class Shared:
-    """What all drafter threads have in common."""
+    """What all drafter threads have in common, and targets as far as the gate."""
 
     config: TrainConfig
     shape: DrafterConfig
@@ -69,6 +69,11 @@ class Shared:
     resume_from: TrainingState | None
     initial: Drafter | None
     held_out: HeldOut | None
+
+    def phase(self, party: str, text: str) -> None:
+        """What a party of the gate does from now on, in the calling thread. Raises Cancelled."""
+        self.gate.phase(party, text)
+        working(text)
 
 
 class DrafterTrainLoop:
@@ -130,8 +135,7 @@ class DrafterTrainLoop:
         started()
 
     def _phase(self, text: str) -> None:
-        self.shared.gate.phase(self.name, text)
-        working(text)
+        self.shared.phase(self.name, text)
 
     def _step(self, step: int) -> bool:
         """One optimizer step over all replicas; True when it was the last because of a stop."""

@@ -21,7 +21,7 @@ from dflash.drafter import Drafter
 from dflash.drafter_config import DrafterConfig
 from dflash.drafter_loop import DrafterTrainLoop, Shared
 from dflash.errors import Exit
-from dflash.heartbeat import Heartbeat, working
+from dflash.heartbeat import Heartbeat
 from dflash.heldout import HeldOut, open_held_out
 from dflash.manifest import collect
 from dflash.metrics import Waits
@@ -238,12 +238,7 @@ class Run:
     def _get_ready(self, shared: Shared, rank: int, target: Target) -> None:
         """What a target's thread does before the gate."""
         name = f"target-{rank}"
-
-        def phase(text: str) -> None:
-            shared.gate.phase(name, text)
-            working(text)
-
-        self.compile_target(target, phase)
+        self.compile_target(target, partial(shared.phase, name))
         shared.compiled.gather(self.plan.drafters + rank, None, "compiled layers")
         shared.gate.arrive(name)
 

@@ -19,7 +19,6 @@ Upstream: pytorch#173568 (2.12) made settings a context's own. Measured on 2.11.
 
 from __future__ import annotations
 
-import types
 from collections.abc import Callable
 from typing import Any
 
@@ -56,13 +55,9 @@ def reproduce(run: harness.Run) -> harness.Finding:
 
 
 def graphs_compiled(name: str) -> int:
-    """How many graphs a function of that name is compiled to, over a few sizes, by default.
-
-    By its name Dynamo remembers which sizes have changed, also for the next one with that code.
-    """
+    """How many graphs a function of that name is compiled to, over a few sizes, by default."""
     backend = harness.CountingBackend()
-    function = types.FunctionType(body.__code__.replace(co_name=name), body.__globals__)
-    compiled = torch.compile(function, backend=backend)
+    compiled = torch.compile(harness.own_code(body, name), backend=backend)
     for size in range(SHAPES):
         compiled(torch.ones(2 + size))
     return backend.graphs

@@ -166,9 +166,14 @@ class CountingBackend:
         return self.runs > before
 
 
-def own_code(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The same function with a code object of its own: Dynamo's caches and limits hang on it."""
-    return types.FunctionType(function.__code__.replace(), function.__globals__)
+def own_code(function: Callable[..., Any], name: str | None = None) -> Callable[..., Any]:
+    """The same function with a code object of its own: Dynamo's caches and limits hang on it.
+
+    `name`: by it Dynamo remembers which sizes have changed, for every code object from one place.
+    """
+    code = function.__code__
+    own = code.replace(co_name=name or code.co_name)
+    return types.FunctionType(own, function.__globals__)
 
 
 def _in_context(context: contextvars.Context, act: Callable[[], Any]) -> Callable[[], Any]:

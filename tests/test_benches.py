@@ -128,13 +128,13 @@ def test_who_measures_is_alone(bench, monkeypatch, tmp_path):
     monkeypatch.setattr("fcntl.flock", watched.lock)
     monkeypatch.setattr("faulthandler.cancel_dump_traceback_later", watched.stop)
     monkeypatch.setattr("faulthandler.dump_traceback_later", watched.start)
-    clock = bench("clock")
+    taking_turns = bench("taking_turns")
     with (tmp_path / "turns").open() as neighbour:
-        with clock.alone(), pytest.raises(BlockingIOError):
+        with taking_turns.alone(), pytest.raises(BlockingIOError):
             lock(neighbour, fcntl.LOCK_SH | fcntl.LOCK_NB)
         lock(neighbour, fcntl.LOCK_SH | fcntl.LOCK_NB)
     shared, own = (
-        [call.stop(), call.lock(clock.turns, how), call.start(7.0, exit=True)]
+        [call.stop(), call.lock(taking_turns.turns, how), call.start(7.0, exit=True)]
         for how in (fcntl.LOCK_SH, fcntl.LOCK_EX)
     )
     assert watched.mock_calls == shared + own + shared
