@@ -19,6 +19,8 @@ T = TypeVar("T")
 ROOT = Path(__file__).parents[1]
 TURNS = "DFLASH_BENCH_TURNS"
 LIMIT = "DFLASH_BENCH_LIMIT_S"
+TRACEBACK = "Traceback (most recent call last):"
+ERROR_CHARACTERS = 300  # the first of an error: CUDA's out of memory lists every process
 
 
 def step_of(
@@ -48,13 +50,22 @@ def step_of(
 
 
 def why(done: subprocess.CompletedProcess[str], timeout_s: float) -> str:
-    """What a process that failed said last; of one past its limit, where its main thread was."""
+    """The error that ended a process; of one past its limit, where its main thread was."""
     said = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
     if not any(line.startswith("Timeout (") for line in said):
-        return said[-1]
+        return error_of(said)[:ERROR_CHARACTERS]
     # Every thread's newest call, the main thread's last; a dump can be cut short.
     places = [line.strip() for above, line in pairwise(said) if "(most recent call first)" in above]
     return f"not done after {timeout_s:g} s, in {places[-1] if places else 'an unknown place'}"
+
+
+def error_of(said: list[str]) -> str:
+    """What the last traceback was raised for, since torch.compile's errors end in advice; or the
+    last line."""
+    if TRACEBACK not in said:
+        return said[-1]
+    last = len(said) - said[::-1].index(TRACEBACK)
+    return next((line for line in said[last:] if not line.startswith(" ")), said[-1])
 
 
 def side_by_side(

@@ -8,13 +8,14 @@ A run is an output directory of `dflash train`, and is called as that is. Needs 
 import argparse
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 
 SMOOTHED = 0.05  # of a curve's points, on each side
 
 
 @dataclass(frozen=True)
 class Curves:
-    """Cross entropy of every step, and tau of held-out completions where it was measured."""
+    """Cross entropy, smoothed, and tau of held-out completions where it was measured."""
 
     name: str
     steps: list[int]
@@ -40,20 +41,20 @@ def read(run: Path) -> Curves:
 
     rows = list(read_metrics(run).values())
     measured = [row for row in rows if row["evaluation"]]
+    reach = int(SMOOTHED * len(rows))
     return Curves(
         run.name,
-        [row["step"] for row in rows],
-        smoothed([row["ce"] for row in rows]),
+        [row["step"] for row in rows[reach : len(rows) - reach]],
+        smoothed([row["ce"] for row in rows], reach),
         [row["step"] for row in measured],
         [row["evaluation"]["tau"] for row in measured],
     )
 
 
-def smoothed(values: list[float]) -> list[float]:
-    """Each value's mean with its neighbours."""
-    reach = int(SMOOTHED * len(values))
-    windows = (values[max(0, i - reach) : i + reach + 1] for i in range(len(values)))
-    return [sum(window) / len(window) for window in windows]
+def smoothed(values: list[float], reach: int) -> list[float]:
+    """The mean of each value that has so many neighbours on either side, with these."""
+    windows = (values[i - reach : i + reach + 1] for i in range(reach, len(values) - reach))
+    return [fmean(window) for window in windows]
 
 
 def draw(curves: list[Curves], output: Path) -> None:
@@ -61,7 +62,7 @@ def draw(curves: list[Curves], output: Path) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
-    from matplotlib import pyplot
+    from matplotlib import pyplot, ticker
 
     pyplot.rcParams.update(
         {"svg.hashsalt": "curves", "axes.spines.top": False, "axes.spines.right": False}
@@ -70,7 +71,10 @@ def draw(curves: list[Curves], output: Path) -> None:
     for one in curves:
         (line,) = left.plot(one.steps, one.ce, linewidth=1.2, label=one.name)
         right.plot(one.evaluated, one.tau, marker="o", markersize=3, color=line.get_color())
-    left.set(xlabel="optimizer step", ylabel="training cross entropy", yscale="log")
+    left.set(xlabel="optimizer step", ylabel="cross entropy, weighted as trained", yscale="log")
+    left.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 3, 5)))
+    left.yaxis.set_major_formatter("{x:g}")
+    left.yaxis.set_minor_formatter("")
     right.set(xlabel="optimizer step", ylabel="acceptance length, held out")
     right.set_ylim(bottom=1)
     for axes in (left, right):

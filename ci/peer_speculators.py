@@ -29,7 +29,7 @@ def contender(shape: Shape, device: torch.device, name: str) -> Contender:
     gpu = device.type == "cuda"
     model = draft_model(shape, device, attention=None if gpu else "eager")
     optimizers = build_optimizers(model, _Optimizer(recipe))
-    losses = resolve_loss_config("ce", "fused" if gpu else "eager")
+    losses = cross_entropy(fused=gpu)
     tokens = torch.randint(0, shape.vocabulary - 1, (1, shape.context_tokens), device=device)
     dtype = working_dtype(device)
     features = torch.randn(*tokens.shape, shape.captured * shape.hidden, device=device, dtype=dtype)
@@ -67,6 +67,17 @@ def contender(shape: Shape, device: torch.device, name: str) -> Contender:
         "target's logits are made too, as labels; all logits kept; anchors drawn in the step, one "
         "draw over all documents",
     )
+
+
+def cross_entropy(*, fused: bool) -> Any:
+    """Its loss, as kernels that only a GPU runs or eager."""
+    if fused:
+        from speculators.losses import fused as kernels
+
+        # The two share a list of tiles, and of the second one Dynamo of torch 2.11 refuses it:
+        # "already tracked for mutation".
+        kernels.loss_backward_kernel.configs = list(kernels.loss_forward_kernel.configs)
+    return resolve_loss_config("ce", "fused" if fused else "eager")
 
 
 class _Optimizer:

@@ -148,6 +148,25 @@ def test_a_row_past_its_limit_says_where_it_was(bench):
     assert "Timeout (" in row["stderr"]
 
 
+@pytest.mark.parametrize(
+    "stderr, error",
+    [
+        ("", "exit status 1"),
+        ("loading\nno such device\n", "no such device"),
+        (
+            "Traceback (most recent call last):\n  File 'a', line 1\nKeyError: 1\n\nThen\n\n"
+            "Traceback (most recent call last):\n  File 'b', line 2\n    f(x)\n"
+            "AssertionError: already tracked\n\nfrom user code:\n  File 'c'\n\nSet VERBOSE=1\n",
+            "AssertionError: already tracked",
+        ),
+        ("Traceback (most recent call last):\n  File 'a'\nMemoryError: " + 999 * "x", None),
+    ],
+)
+def test_a_row_tells_the_error_and_not_the_advice_below_it(bench, stderr, error):
+    why = bench("children").why(subprocess.CompletedProcess([], 1, "", stderr), 9)
+    assert why == (error or "MemoryError: " + 287 * "x")
+
+
 def test_a_row_is_relative_to_ours(bench):
     peers, shape = bench("bench_peers"), bench("shapes").TINY
     row = {"ms": 30.0, "peak_gb": 1.0, "first_s": 2.0}
