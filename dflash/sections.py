@@ -235,7 +235,7 @@ class LoggingConfig(Section):
     )
     log_interval: int = option(10, help="steps between two plain lines", unit="steps", at_least=1)
     spike_ratio: float = option(
-        2.0,
+        3.0,
         help="warn about a loss that is this many times the median of the steps before it",
         unit="ratio",
         above=1,

@@ -174,7 +174,7 @@ def load_targets(
     started_s = time.monotonic()
     target = load_target(path, layer_ids, dtype, trust_remote_code=trust_remote_code)
     copies = target.copies(devices)
-    names = ", ".join(map(str, devices))
+    names = ", ".join(dict.fromkeys(map(str, devices)))
     log.info("target ready on %s in %.1f s", names, time.monotonic() - started_s)
     return copies
 

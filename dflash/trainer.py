@@ -87,7 +87,7 @@ def open_run(config: TrainConfig, directory: RunDirectory) -> "Run":
         check_inputs(resume_from, inputs)
         check_place(resume_from, resume_from.progress.step * plan.per_step)
     directory.write_description(manifest)
-    log.info("%d steps of %d micro-batches", plan.total_steps, plan.per_step)
+    log.info("steps: %d, micro-batches in each: %d", plan.total_steps, plan.per_step)
     backend = compile_backend(config)
     return Run(
         config,
@@ -271,7 +271,7 @@ class Run:
             queued[device] += receiver.capacity
         for device, batches in queued.items():
             most_mib = batches * self.config.data.token_budget * mib_per_token
-            log.info("%s: up to %d queued batches, %.1f MiB at most", device, batches, most_mib)
+            log.info("%s: queue of features at most %d long, %.1f MiB", device, batches, most_mib)
 
     def _outcome(self, stop: StopRequest, reason: str | None) -> int:
         total, output = self.plan.total_steps, self.config.run.output_dir

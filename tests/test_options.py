@@ -83,7 +83,7 @@ SURFACE = {
     "logging": {
         "--log-format": "auto",
         "--log-interval": 10,
-        "--spike-ratio": 2.0,
+        "--spike-ratio": 3.0,
         "--wandb-project": None,
         "--wandb-run-name": None,
         "--tensorboard": False,
