@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from dflash.data.completions import Completion
+from dflash.draft_context import DraftContext
 from dflash.drafter import Drafter, autocast
 from dflash.target import FrozenHead, Target
 from dflash.tree import Candidates, DraftTree
@@ -133,18 +134,16 @@ def draft_logits(
 ) -> Tensor:
     """Logits [N, S, V] of the tokens after each anchor of one document.
 
-    `context_TD` may hold fewer tokens than `tokens_T`: those before the (only) anchor. The
-    drafter's float32 weights compute in the head's dtype, as in training.
+    The drafter's float32 weights compute in the head's dtype, as in training.
     """
     config = drafter.config
     inputs_NB = tokens_T.new_full((len(anchor_N), config.block_size), config.mask_token_id)
     inputs_NB[:, 0] = tokens_T[anchor_N]
     position_T = torch.arange(len(tokens_T), device=tokens_T.device)
-    padding = context_TD.new_zeros(len(tokens_T) - len(context_TD), context_TD.shape[1])
     with autocast(tokens_T.device, head.embedding_VD.dtype):
         hidden_PD = drafter.draft(
             head.embedding_VD[inputs_NB.flatten()],
-            torch.cat([context_TD, padding]),
+            context_TD,
             torch.zeros_like(position_T),
             position_T,
             anchor_N,
@@ -175,16 +174,13 @@ def decode_steps(
     tokens = [*prompt, int(logits_MV[-1].argmax())]
     yield Step(tokens[-1:], len(prompt) - 1, None)
     device, end = head.embedding_VD.device, len(prompt) + max_new_tokens
-    context_TD = head.embedding_VD.new_empty(0, drafter.config.hidden_size)
+    context = DraftContext(drafter, head)
     while len(tokens) < end and tokens[-1] not in eos_token_ids:
         anchor = len(tokens) - 1
-        tokens_T = torch.tensor(tokens, device=device)
         # What was read before stays: only tokens that were never kept are taken back.
-        new_TF = verifier.features_TF[len(context_TD) :].to(device)
-        context_TD = torch.cat([context_TD, read_context(drafter, head, new_TF)])
-        anchor_N = tokens_T.new_tensor([anchor])
-        logits_1SV = draft_logits(drafter, head, context_TD, tokens_T, anchor_N)
-        (tree,) = drafts(logits_1SV, tokens[-1:], [tree_nodes])[tree_nodes]
+        context.read(verifier.features_TF[context.length :].to(device))
+        logits_1SV = context.logits(tokens[anchor])[None]
+        (tree,) = drafts(logits_1SV, tokens[anchor:], [tree_nodes])[tree_nodes]
         answers = verifier.extend_by_tree(tree).argmax(-1).tolist()
         path = tree.path(answers)
         verifier.accept(tree, path)

@@ -20,6 +20,7 @@ from dflash.decode import (
     replay,
     speculate,
 )
+from dflash.draft_context import DraftContext
 from dflash.drafter import build_drafter
 from dflash.drafter_config import drafter_config
 from dflash.errors import ModelError
@@ -48,21 +49,21 @@ def completion(prompt, written):
     return Completion("0", "", [*prompt, *written], mask)
 
 
-def new_drafter(model, block_size, seed=0):
+def new_drafter(model, block_size, window=0):
     shape = drafter_config(
         model.config,
         num_draft_layers=2,
         block_size=block_size,
         mask_token_id=MASK,
         target_layer_ids=(1, 3),
-        sliding_window=0,
+        sliding_window=window,
     )
-    return build_drafter(shape, seed=seed, device=CPU)
+    return build_drafter(shape, seed=0, device=CPU)
 
 
-def perturbed(model, block_size):
+def perturbed(model, block_size, window=0):
     """A drafter whose weights are far from its first ones: its drafts vary with the position."""
-    drafter = new_drafter(model, block_size)
+    drafter = new_drafter(model, block_size, window)
     random = torch.Generator().manual_seed(5)
     with torch.no_grad():
         for parameter in drafter.parameters():
@@ -181,7 +182,7 @@ def test_branches_are_really_taken(target, prompts, written, monkeypatch):
                 logits_NSV[n, slot, [right, (right + 1) % 2048]] = torch.tensor([8.0, 9.0])
         return logits_NSV
 
-    monkeypatch.setattr(decode, "draft_logits", second_best)
+    draft_by(monkeypatch, second_best)
     drafter = new_drafter(target.model, 4)
     assert check_replay(target, drafter, prompt, text).steps == [1] * (LONG - 1)
     decoded = check_replay(target, drafter, prompt, text, nodes=14)
@@ -294,6 +295,17 @@ def knowing(full, wrong_at):
     return proposing
 
 
+def draft_by(monkeypatch, proposing):
+    """Replace the drafter, in replays and in decoding."""
+
+    def after(context, anchor):
+        anchor_1 = torch.tensor([context.length])
+        return proposing(context.drafter, context.head, range(context.length), None, anchor_1)[0]
+
+    monkeypatch.setattr(decode, "draft_logits", proposing)
+    monkeypatch.setattr(DraftContext, "logits", after)
+
+
 @pytest.mark.parametrize("share_wrong", [0.0, 0.1, 0.4, 1.0])
 @pytest.mark.parametrize("count", [1, 2, 3, 17, LONG])
 def test_steps_with_drafts_of_any_quality(
@@ -303,9 +315,7 @@ def test_steps_with_drafts_of_any_quality(
     random = torch.Generator().manual_seed(count)
     wrong = torch.rand(100, 4, generator=random) < share_wrong
     full = prompt + written[0]
-    monkeypatch.setattr(
-        decode, "draft_logits", knowing(full, set(map(tuple, wrong.nonzero().tolist())))
-    )
+    draft_by(monkeypatch, knowing(full, set(map(tuple, wrong.nonzero().tolist()))))
     decoded = check_replay(target, new_drafter(target.model, 5), prompt, expected)
     if share_wrong == 1.0:
         assert decoded.steps == [1] * (count - 1)
@@ -319,7 +329,7 @@ def test_steps_by_hand(target, prompts, written, monkeypatch):
     first = len(prompt)
     # Block 4: the first step is right in slots 0 and 1, the second in none, the third in all.
     wrong = {(first, 2), (first + 3, 0)}
-    monkeypatch.setattr(decode, "draft_logits", knowing(full, wrong))
+    draft_by(monkeypatch, knowing(full, wrong))
     decoded = check_replay(target, new_drafter(target.model, 4), prompt, written[0][:9])
     assert decoded.steps == [3, 1, 4]
     assert decoded.acceptance_length == pytest.approx(8 / 3)
@@ -336,7 +346,7 @@ def test_decoding_ends_with_the_first_end_token(target, prompts, written, monkey
         )
         assert decoded.tokens == expected == greedy(target.model, prompt, LONG, eos)
     # Also in the middle of a draft that goes on after it.
-    monkeypatch.setattr(decode, "draft_logits", knowing(prompt + text, set()))
+    draft_by(monkeypatch, knowing(prompt + text, set()))
     decoded = speculate(
         target, drafter, target.head, prompt, max_new_tokens=LONG, eos_token_ids=eos
     )
@@ -376,11 +386,32 @@ def test_a_draft_sees_nothing_at_or_after_its_anchor(target, trained, prompts, w
     context_TD = read_context(trained, target.head, features_TF)
     anchor_N = torch.tensor([15])
     expected = draft_logits(trained, target.head, context_TD, tokens_T, anchor_N)
-    less = draft_logits(trained, target.head, context_TD[:15], tokens_T[:16], anchor_N)
-    torch.testing.assert_close(less, expected)
     context_TD[15:] = torch.randn_like(context_TD[15:])
     again = draft_logits(trained, target.head, context_TD, tokens_T, anchor_N)
     torch.testing.assert_close(again, expected)
+
+
+@pytest.mark.parametrize("window", [0, 3, 12])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_draft_from_what_was_kept_is_the_one_from_all(target, prompts, written, window, dtype):
+    """Whatever was read at once: first the prompt, then one token to five."""
+    drafter = perturbed(target.model, 5, window)
+    head = FrozenHead(target.head.embedding_VD.to(dtype), target.head.head_VD.to(dtype))
+    tokens = prompts[0] + written[0]
+    tokens_T = torch.tensor(tokens)
+    features_TF = target.hidden(tokens_T, [len(tokens)], final=False)[0].to(dtype)
+    context_TD = read_context(drafter, head, features_TF)
+    context, anchor = DraftContext(drafter, head), len(prompts[0])
+    for more in (1, 2, 5, 1, 3):
+        context.read(features_TF[context.length : anchor])
+        anchor_1 = torch.tensor([anchor])
+        (expected_SV,) = draft_logits(drafter, head, context_TD, tokens_T, anchor_1)
+        logits_SV = context.logits(tokens[anchor])
+        assert logits_SV.dtype == dtype
+        rounding = 1e-4 if dtype == torch.float32 else 0.03
+        largest = expected_SV.abs().max().item()
+        torch.testing.assert_close(logits_SV, expected_SV, rtol=0, atol=rounding * largest)
+        anchor += more
 
 
 def verifier_of(target, monkeypatch, cached):
@@ -420,7 +451,7 @@ def test_a_hybrid_target_is_decoded_without_loss(hybrid_model, make, monkeypatch
     check_replay(target, drafter, prompt, expected)
     # Rejected drafts after accepted ones must not stay in the state.
     wrong = {(anchor, anchor % 4) for anchor in range(40)}
-    monkeypatch.setattr(decode, "draft_logits", knowing(prompt + expected, wrong))
+    draft_by(monkeypatch, knowing(prompt + expected, wrong))
     decoded = check_replay(target, drafter, prompt, expected)
     assert decoded.acceptance_length > 1.5
 

@@ -3,11 +3,12 @@
 import pytest
 import torch
 
-from dflash import attention, decode, parity
+from dflash import attention, parity
 from dflash.anchors import make_blocks
 from dflash.asked import AskedSlots
 from dflash.batches import pack
-from dflash.decode import Step, decode_steps
+from dflash.decode import Step, decode_plainly, decode_steps
+from dflash.draft_context import DraftContext
 from dflash.drafter import build_drafter
 from dflash.drafter_config import drafter_config
 from dflash.losses import Objective, block_losses
@@ -42,7 +43,7 @@ def train(target, prompts):
     drafter = build_drafter(shape, seed=0, device=torch.device("cpu"))
     rows, anchors = [], []
     for prompt in prompts:
-        text = decode.decode_plainly(target, prompt, max_new_tokens=LONG, eos_token_ids=())
+        text = decode_plainly(target, prompt, max_new_tokens=LONG, eos_token_ids=())
         start = sum(len(tokens) for tokens, _ in rows)
         anchors += range(start + len(prompt), start + len(prompt) + LONG - 1)
         tokens_T = torch.tensor([*prompt, *text])
@@ -125,15 +126,19 @@ def test_a_mask_that_leaks_is_a_gap(target, prompts, monkeypatch, mask, leaky):
 
 
 def test_a_position_that_is_off_by_one_is_a_gap(target, sound, prompts, monkeypatch):
-    """Serving that hands on the features one token late."""
-    right = decode.draft_logits
+    """Serving that takes the anchor for the token after it."""
+    right = DraftContext.logits
 
-    def late(drafter, head, context_TD, *rest):
-        return right(drafter, head, context_TD.roll(1, dims=0), *rest)
+    def late(context, anchor):
+        context.length += 1
+        try:
+            return right(context, anchor)
+        finally:
+            context.length -= 1
 
-    monkeypatch.setattr(decode, "draft_logits", late)
+    monkeypatch.setattr(DraftContext, "logits", late)
     slots = table(target, sound, prompts)
-    assert slots[0].gap > 0.3
+    assert slots[0].gap > 0.2
     assert all(one.is_wrong for one in slots)
 
 
