@@ -178,9 +178,8 @@ def decode_steps(
     while len(tokens) < end and tokens[-1] not in eos_token_ids:
         anchor = len(tokens) - 1
         # What was read before stays: only tokens that were never kept are taken back.
-        context.read(verifier.features_TF[context.length :].to(device))
-        logits_1SV = context.logits(tokens[anchor])[None]
-        (tree,) = drafts(logits_1SV, tokens[anchor:], [tree_nodes])[tree_nodes]
+        logits_SV = context.draft(verifier.features_TF[context.length :].to(device), tokens[anchor])
+        (tree,) = drafts(logits_SV[None], tokens[anchor:], [tree_nodes])[tree_nodes]
         answers = verifier.extend_by_tree(tree).argmax(-1).tolist()
         path = tree.path(answers)
         verifier.accept(tree, path)

@@ -40,14 +40,12 @@ class Attention(nn.Module):
         self, hidden_PD: Tensor, context_TD: Tensor, rope_KE: "Rope"
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Queries [H, P, E], keys and values [G, K, E], rotated."""
+        keys_KD = torch.cat([context_TD, hidden_PD])
         query_HPE = self.q_norm(self._heads(self.q_proj(hidden_PD)))
+        key_GKE = self.k_norm(self._heads(self.k_proj(keys_KD)))
+        value_GKE = self._heads(self.v_proj(keys_KD))
         query_HPE = rope_KE.tail(len(hidden_PD)).rotate(query_HPE)
-        return query_HPE, *self.keys_and_values(torch.cat([context_TD, hidden_PD]), rope_KE)
-
-    def keys_and_values(self, input_KD: Tensor, rope_KE: "Rope") -> tuple[Tensor, Tensor]:
-        """Keys, rotated, and values: [G, K, E] each."""
-        key_GKE = self.k_norm(self._heads(self.k_proj(input_KD)))
-        return rope_KE.rotate(key_GKE), self._heads(self.v_proj(input_KD))
+        return query_HPE, rope_KE.rotate(key_GKE), value_GKE
 
     def output(self, out_HPE: Tensor) -> Tensor:
         """What the heads read, put together: [P, D]."""

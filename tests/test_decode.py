@@ -298,12 +298,13 @@ def knowing(full, wrong_at):
 def draft_by(monkeypatch, proposing):
     """Replace the drafter, in replays and in decoding."""
 
-    def after(context, anchor):
+    def draft(context, features_MF, anchor):
+        context.length += len(features_MF)
         anchor_1 = torch.tensor([context.length])
         return proposing(context.drafter, context.head, range(context.length), None, anchor_1)[0]
 
     monkeypatch.setattr(decode, "draft_logits", proposing)
-    monkeypatch.setattr(DraftContext, "logits", after)
+    monkeypatch.setattr(DraftContext, "draft", draft)
 
 
 @pytest.mark.parametrize("share_wrong", [0.0, 0.1, 0.4, 1.0])
@@ -403,10 +404,9 @@ def test_a_draft_from_what_was_kept_is_the_one_from_all(target, prompts, written
     context_TD = read_context(drafter, head, features_TF)
     context, anchor = DraftContext(drafter, head), len(prompts[0])
     for more in (1, 2, 5, 1, 3):
-        context.read(features_TF[context.length : anchor])
+        logits_SV = context.draft(features_TF[context.length : anchor], tokens[anchor])
         anchor_1 = torch.tensor([anchor])
         (expected_SV,) = draft_logits(drafter, head, context_TD, tokens_T, anchor_1)
-        logits_SV = context.logits(tokens[anchor])
         assert logits_SV.dtype == dtype
         rounding = 1e-4 if dtype == torch.float32 else 0.03
         largest = expected_SV.abs().max().item()
