@@ -27,7 +27,7 @@ def main() -> None:
 
     device = torch.device(arguments.device)
     shape = TINY if arguments.tiny else QWEN3_8B.with_(documents=4)
-    layout = policy(shape, train_config({})).layout(batch(shape, 0)).to(device)
+    layout = policy(shape, train_config()).layout(batch(shape, 0)).to(device)
 
     def masks() -> None:
         for chunk in layout.chunks:

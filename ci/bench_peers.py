@@ -21,6 +21,7 @@ from shapes import QWEN3_8B, QWEN36_27B, SMALL, TINY, Shape
 
 CONTENDERS = (
     "ours",
+    "ours-whole",
     "ours-soft",
     "specforge",
     "specforge-liger",

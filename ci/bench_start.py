@@ -154,7 +154,7 @@ def regional(shape: Shape, threads: int) -> Callable[[], None]:
             drafter, head = Drafter(drafter_config(shape)), random_head(shape, device)
             features = (shape.tokens, shape.captured * shape.hidden)
             features_TF = torch.randn(features, dtype=torch.bfloat16)
-        step = DrafterStep(drafter, head, train_config({}), torch.bfloat16, shapes)
+        step = DrafterStep(drafter, head, train_config(), torch.bfloat16, shapes)
         compiled = partial(barrier.wait, timeout=LIMIT_S)
         step.warm_up(TargetFeatures(sample, features_TF, None), compiled)
 

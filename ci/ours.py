@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from itertools import count
+from typing import Any
 
 import numpy as np
 import torch
@@ -78,9 +79,13 @@ def contender(shape: Shape, device: torch.device, name: str = "ours") -> Contend
     """A step of one micro-batch, which is a new one each time, made before.
 
     `ours`: hard labels alone, as the peers have. `ours-soft`: with soft labels and CAP.
+    `ours-whole`: all slots at once, as the peers run them, whatever memory that takes.
     """
     dtype, soft_labels = working_dtype(device), name == "ours-soft"
-    config = train_config({"cap-lambda": 0.1, "use-soft-labels": True} if soft_labels else {})
+    config = train_config(
+        objective={"cap-lambda": 0.1, "use-soft-labels": True} if soft_labels else {},
+        devices={"draft-chunk": shape.slots} if name == "ours-whole" else {},
+    )
     shapes = policy(shape, config) if device.type == "cuda" else None
     with device:
         drafter = Drafter(drafter_config(shape))
@@ -104,16 +109,14 @@ def contender(shape: Shape, device: torch.device, name: str = "ours") -> Contend
     )
 
 
-def train_config(objective: dict[str, object]) -> TrainConfig:
-    """The defaults of `dflash train`, with this objective."""
-    return TrainConfig.from_dict(
-        {
-            "model": {"target-model": "-"},
-            "data": {"data-dir": "-"},
-            "run": {"output-dir": "-"},
-            "objective": objective,
-        }
-    )
+def train_config(**sections: dict[str, Any]) -> TrainConfig:
+    """The defaults of `dflash train`, but for these options of these sections."""
+    needed = {
+        "model": {"target-model": "-"},
+        "data": {"data-dir": "-"},
+        "run": {"output-dir": "-"},
+    }
+    return TrainConfig.from_dict(needed | sections)
 
 
 def policy(shape: Shape, config: TrainConfig) -> ShapePolicy:

@@ -225,7 +225,7 @@ def test_the_pipeline_against_its_stages_by_turns(printed):
 @pytest.mark.parametrize(
     "command",
     [
-        "bench_peers.py --tiny --steps 1 --contenders ours,ours-soft --at-once 2",
+        "bench_peers.py --tiny --steps 1 --contenders ours,ours-whole,ours-soft --at-once 2",
         "bench_loss.py --tiny --repeats 1",
         "bench_mask.py --tiny --repeats 1",
         "bench_gpus.py --tiny --steps 4",
