@@ -60,8 +60,10 @@ def why(done: subprocess.CompletedProcess[str], timeout_s: float) -> str:
 
 
 def error_of(said: list[str]) -> str:
-    """What the last traceback was raised for, since torch.compile's errors end in advice; or the
-    last line."""
+    """What the last traceback was raised for, or else the last line.
+
+    Not always the last line: torch.compile's errors end in advice.
+    """
     if TRACEBACK not in said:
         return said[-1]
     last = len(said) - said[::-1].index(TRACEBACK)

@@ -1,7 +1,8 @@
 """What a drafter has read of a growing text, kept from one draft to the next.
 
-T tokens read before, M new ones, B slots of a block, S = B - 1 drafted, D hidden size, F = captured
-layers x D, H query heads share G key heads, E head size, V vocabulary.
+T tokens read before, M new ones, B slots of a block, of which S = B - 1 are drafted, J = M + B,
+K = T + J keys, D hidden size, F = captured layers x D, E head size, V vocabulary. H query heads
+share G key heads.
 """
 
 from functools import partial
@@ -38,33 +39,36 @@ class DraftContext:
         device, dtype = embedding_VD.device, embedding_VD.dtype
         input_B = torch.full((config.block_size,), config.mask_token_id, device=device)
         input_B[0] = anchor
-        position_MB = self.length + torch.arange(len(features_MF) + len(input_B), device=device)
+        position_J = self.length + torch.arange(len(features_MF) + len(input_B), device=device)
         self.length += len(features_MF)
         hidden_BD = embedding_VD[input_B]
         with autocast(device, dtype):
-            rope_MBE = Rope.at(position_MB, config, dtype)
+            rope_JE = Rope.at(position_J, config, dtype)
             context_MD = self.drafter.context(features_MF).to(dtype)
             for i, layer in enumerate(self.drafter.layers):
                 mask = self._mask(config.window(i))
                 attend = partial(self._attend, i)
-                hidden_BD = layer(hidden_BD, context_MD, rope_MBE, mask, attend)
+                hidden_BD = layer(hidden_BD, context_MD, rope_JE, mask, attend)
             hidden_BD = self.drafter.norm(hidden_BD)
         return hidden_BD[1:] @ self.head.head_VD.T
 
     def _attend(
-        self, layer: int, query_HBE: Tensor, key_GME: Tensor, value_GME: Tensor, mask: Tensor | None
+        self, layer: int, query_HBE: Tensor, key_GJE: Tensor, value_GJE: Tensor, mask: Tensor | None
     ) -> Tensor:
-        """The block reads what is kept, what is new, and itself; what is new is kept."""
-        keys, values = self._kept[layer]
-        key_GKE = torch.cat([keys, key_GME], dim=1)
-        value_GKE = torch.cat([values, value_GME], dim=1)
+        """The block reads what is kept, what is new, and itself; what is new is kept.
+
+        The J keys and values given are those of what is new, then of the block.
+        """
+        key_GTE, value_GTE = self._kept[layer]
+        key_GKE = torch.cat([key_GTE, key_GJE], dim=1)
+        value_GKE = torch.cat([value_GTE, value_GJE], dim=1)
         self._kept[layer] = key_GKE[:, : self.length], value_GKE[:, : self.length]
         return F.scaled_dot_product_attention(
             query_HBE[None], key_GKE[None], value_GKE[None], attn_mask=mask, enable_gqa=True
         )[0]
 
     def _mask(self, window: int) -> Tensor | None:
-        """`block_mask` of the block after all that was read, [B, T + M + B]; None: it sees all."""
+        """`block_mask` of the block after all that was read, [B, K]; None: it sees all."""
         if not window:
             return None
         device = self.head.embedding_VD.device
