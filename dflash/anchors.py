@@ -79,6 +79,13 @@ def sample_anchors(
     return drawn.sort().values
 
 
+def block_inputs(anchor_N: Tensor, block_size: int, mask_token_id: int) -> Tensor:
+    """Tokens that a drafter is given of blocks [N, B]: the anchors' own, then masks."""
+    inputs_NB = anchor_N.new_full((len(anchor_N), block_size), mask_token_id)
+    inputs_NB[:, 0] = anchor_N
+    return inputs_NB
+
+
 def make_blocks(
     tokens_T: Tensor,
     loss_mask_T: Tensor,
@@ -98,11 +105,9 @@ def make_blocks(
     supervised_NB = (inside_NB & same_NB & loss_mask_T[where_NB]).cumprod(1).bool()
     supervised_NB[:, 0] = False
     decay_B = torch.exp(-(slot_B - 1).clamp(min=0) / gamma)
-    inputs_NB = torch.full_like(where_NB, mask_token_id)
-    inputs_NB[:, 0] = tokens_T[anchor_N]
     return Blocks(
         anchor_N,
-        inputs_NB,
+        block_inputs(tokens_T[anchor_N], block_size, mask_token_id),
         torch.where(supervised_NB, tokens_T[where_NB], 0),
         torch.where(supervised_NB, decay_B, 0.0),
     )

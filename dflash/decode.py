@@ -12,8 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from dflash.anchors import block_inputs
 from dflash.data.completions import Completion
-from dflash.draft_context import DraftContext
+from dflash.draft_context import DraftContext, read_context
 from dflash.drafter import Drafter, autocast
 from dflash.target import FrozenHead, Target
 from dflash.tree import Candidates, DraftTree
@@ -122,13 +123,6 @@ def drafts(
 
 
 @torch.no_grad()
-def read_context(drafter: Drafter, head: FrozenHead, features_TF: Tensor) -> Tensor:
-    """What the drafter's layers read of each token, [T, D], in the head's dtype, as in training."""
-    with autocast(features_TF.device, head.embedding_VD.dtype):
-        return drafter.context(features_TF).to(head.embedding_VD.dtype)
-
-
-@torch.no_grad()
 def draft_logits(
     drafter: Drafter, head: FrozenHead, context_TD: Tensor, tokens_T: Tensor, anchor_N: Tensor
 ) -> Tensor:
@@ -137,8 +131,7 @@ def draft_logits(
     The drafter's float32 weights compute in the head's dtype, as in training.
     """
     config = drafter.config
-    inputs_NB = tokens_T.new_full((len(anchor_N), config.block_size), config.mask_token_id)
-    inputs_NB[:, 0] = tokens_T[anchor_N]
+    inputs_NB = block_inputs(tokens_T[anchor_N], config.block_size, config.mask_token_id)
     position_T = torch.arange(len(tokens_T), device=tokens_T.device)
     with autocast(tokens_T.device, head.embedding_VD.dtype):
         hidden_PD = drafter.draft(

@@ -3,7 +3,9 @@
 T context tokens, P draft slots, D hidden size, F = captured layers x D, K keys, E head size.
 """
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -66,12 +68,25 @@ class Drafter(nn.Module):
         slot_B = torch.arange(block, device=anchor_N.device)
         position_P = (position_T[anchor_N][:, None] + slot_B).flatten()
         rope_KE = Rope.at(torch.cat([position_T, position_P]), self.config, inputs_PD.dtype)
-        windows = {self.config.window(i) for i in range(self.config.num_layers)}
-        masks = {w: how.masks(document_T, anchor_N, block, w) for w in windows}
-        hidden_PD = inputs_PD
-        for i, layer in enumerate(self.layers):
-            mask = masks[self.config.window(i)]
-            hidden_PD = how.layer(layer, hidden_PD, context_TD, rope_KE, mask)
+        masks = partial(how.masks, document_T, anchor_N, block)
+        return self.through_layers(how.layer, inputs_PD, context_TD, rope_KE, masks)
+
+    def through_layers(
+        self,
+        run: Callable[..., Tensor],
+        hidden_PD: Tensor,
+        context_TD: Tensor,
+        rope_KE: Rope,
+        mask_for: Callable[[int], Any],
+    ) -> Tensor:
+        """`run` each layer, as `HowLayersRun.layer` is, then the final norm.
+
+        `mask_for` makes the mask of a window, once for all layers that have that.
+        """
+        windows = [self.config.window(i) for i in range(self.config.num_layers)]
+        masks = {window: mask_for(window) for window in set(windows)}
+        for layer, window in zip(self.layers, windows, strict=True):
+            hidden_PD = run(layer, hidden_PD, context_TD, rope_KE, masks[window])
         return self.norm(hidden_PD)
 
 

@@ -16,11 +16,10 @@ from dflash.decode import (
     acceptance_length,
     decode_plainly,
     draft_logits,
-    read_context,
     replay,
     speculate,
 )
-from dflash.draft_context import DraftContext
+from dflash.draft_context import DraftContext, read_context
 from dflash.drafter import build_drafter
 from dflash.drafter_config import drafter_config
 from dflash.errors import ModelError
@@ -387,6 +386,8 @@ def test_a_draft_sees_nothing_at_or_after_its_anchor(target, trained, prompts, w
     context_TD = read_context(trained, target.head, features_TF)
     anchor_N = torch.tensor([15])
     expected = draft_logits(trained, target.head, context_TD, tokens_T, anchor_N)
+    less_SV = DraftContext(trained, target.head).draft(features_TF[:15], int(tokens_T[15]))
+    torch.testing.assert_close(less_SV[None], expected)
     context_TD[15:] = torch.randn_like(context_TD[15:])
     again = draft_logits(trained, target.head, context_TD, tokens_T, anchor_N)
     torch.testing.assert_close(again, expected)
