@@ -112,9 +112,19 @@ class Target:
 
         The target runs over one row per document, padded on the right. A causal model never looks
         right, so that padding changes nothing and documents cannot leak into each other, whether a
-        layer mixes tokens by attention or by a recurrent state. The lm_head is skipped and, unless
-        `final`, so is every layer above the last captured one.
+        layer mixes tokens by attention or by a recurrent state. Documents that ascend in length
+        share a pass. The lm_head is skipped and, unless `final`, so is every layer above the last
+        captured one.
         """
+        shares = ascending(lengths)
+        tokens = tokens_T.split([sum(share) for share in shares])
+        parts = [self._pass(*one, final=final) for one in zip(tokens, shares, strict=True)]
+        features, lasts = zip(*parts, strict=True)
+        return torch.cat(features), torch.cat(lasts) if final else None
+
+    def _pass(
+        self, tokens_T: Tensor, lengths: Sequence[int], *, final: bool
+    ) -> tuple[Tensor, Tensor | None]:
         tokens_RS = pad_sequence(list(tokens_T.split(tuple(lengths))), batch_first=True)
         where_T = to_device(_places(lengths, tokens_RS.shape[1]), self.device)
         tokens_RS = to_device(tokens_RS, self.device)
@@ -205,6 +215,16 @@ def run_target(
             working(f"forward of batch {index}")
             made = target.features(batch, soft_labels=soft_labels)
             features.send(index, made.sent_to(drafters[index % len(drafters)], lanes))
+
+
+def ascending(lengths: Sequence[int]) -> list[list[int]]:
+    """The lengths, cut where one is less than that before it."""
+    shares: list[list[int]] = []
+    for length in lengths:
+        if not shares or length < shares[-1][-1]:
+            shares.append([])
+        shares[-1].append(length)
+    return shares
 
 
 def _places(lengths: Sequence[int], width: int) -> Tensor:
