@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 
 from dflash.batches import Batch, TargetFeatures
 from dflash.concurrency import Gate
+from dflash.data.plan import shares_of
 from dflash.errors import ModelError
 from dflash.heartbeat import started, waiting, working
 from dflash.routing import RoutedReceiver, RoutedSender
@@ -116,7 +117,7 @@ class Target:
         share a pass. The lm_head is skipped and, unless `final`, so is every layer above the last
         captured one.
         """
-        shares = ascending(lengths)
+        shares = shares_of(lengths)
         tokens = tokens_T.split([sum(share) for share in shares])
         parts = [self._pass(*one, final=final) for one in zip(tokens, shares, strict=True)]
         features, lasts = zip(*parts, strict=True)
@@ -215,16 +216,6 @@ def run_target(
             working(f"forward of batch {index}")
             made = target.features(batch, soft_labels=soft_labels)
             features.send(index, made.sent_to(drafters[index % len(drafters)], lanes))
-
-
-def ascending(lengths: Sequence[int]) -> list[list[int]]:
-    """The lengths, cut where one is less than that before it."""
-    shares: list[list[int]] = []
-    for length in lengths:
-        if not shares or length < shares[-1][-1]:
-            shares.append([])
-        shares[-1].append(length)
-    return shares
 
 
 def _places(lengths: Sequence[int], width: int) -> Tensor:

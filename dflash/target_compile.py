@@ -1,7 +1,8 @@
 """A target's layers, compiled by its own thread: one graph for all of them, whatever the sizes are.
 
-Sizes are dynamic: unlike a drafter's, a target's micro-batches are as many rows as documents, each
-as long as the longest. There are two kinds only, of several documents and of one.
+Sizes are dynamic: what a target runs at once is a share of a micro-batch (`dflash.data.plan`), as
+many rows as documents, each as long as the longest. There are two kinds only, of several documents
+and of one.
 """
 
 import logging
@@ -19,7 +20,7 @@ from dflash.target import Target
 
 log = logging.getLogger(__name__)
 KINDS = (2, 1)
-"""Documents of the micro-batches to compile for: for torch, 2 stands for all that are more."""
+"""Documents of the shares to compile for: for torch, 2 stands for all that are more."""
 
 
 def compile_layers(
@@ -32,7 +33,7 @@ def compile_layers(
 ) -> None:
     """From now on the target's layers run compiled, where that can be; else the log says why not.
 
-    A kind of micro-batch that was not foreseen takes the layers back to running as they are, unless
+    A kind of share that was not foreseen takes the layers back to running as they are, unless
     `allow_late`. Compiles for the calling thread, on its stream.
 
     Args:

@@ -23,7 +23,7 @@ from dflash.target import Target, load_target
 from dflash.target_files import load_text_config
 
 CPU = torch.device("cpu")
-LENGTHS = (7, 3, 12, 1)
+LENGTHS = (3, 7, 12, 1)
 
 
 def token_ids(count, vocabulary, seed=0):
@@ -98,6 +98,18 @@ def assert_together_equals_alone(target, vocabulary, **tolerance):
 
 def test_ragged_documents_together_give_what_each_gives_alone(tiny):
     assert_together_equals_alone(tiny, 2048, rtol=1e-4, atol=1e-5)
+
+
+def test_documents_that_ascend_in_length_share_a_pass(tiny):
+    tokens_T, lengths = documents()
+    shapes = []
+
+    def record(_layer, args, _named):
+        shapes.append(tuple(args[0].shape[:2]))
+
+    with tiny.layers[0].register_forward_pre_hook(record, with_kwargs=True):
+        tiny.hidden(tokens_T, lengths, final=False)
+    assert shapes == [(3, 12), (1, 1)]
 
 
 def test_a_hybrid_target_too(hybrid_model):

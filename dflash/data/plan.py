@@ -1,15 +1,21 @@
-"""Which rows form which batch: a function of (lengths, seed, epoch) and of nothing else."""
+"""Which rows form which batch: a function of (lengths, seed, epoch) and of nothing else.
 
-from collections.abc import Iterator
+A batch is made of shares: rows that ascend in length, and are padded to the longest of their share.
+One share to a batch would pad hardly more, but rows of like length are of like kind, too, and a
+step on them alone is a step astray.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-# Rows are sorted by length inside groups of this many full batches: enough rows to make shares of
-# similar length (little padding), few enough that an epoch's order stays random.
-BATCHES_PER_GROUP = 32
 SHARES = 4
-"""Of rows of similar length, and so often of similar kind, a batch has so many: a fairer sample."""
+"""A full batch has at least so many shares."""
+SHARES_PER_GROUP = 32 * SHARES
+"""Rows are sorted by length inside groups of this many full shares: enough rows for shares of
+similar length (little padding), few enough that an epoch's order stays random."""
 
 
 @dataclass(frozen=True)
@@ -49,10 +55,9 @@ def plan_batches(
 ) -> BatchPlan:
     """Deal every epoch's shuffled rows into batches of at most `token_budget` padded tokens.
 
-    A batch is made of `SHARES` or more, each of rows that ascend in length, padded to its longest.
-
     Args:
-        lengths: tokens of each row that may be used; a row of length 0 is left out.
+        lengths: tokens of each row that may be used; a row of length 0 is left out, and none is
+            longer than `token_budget`.
     """
     batches: list[BatchRows] = []
     for epoch in range(epochs):
@@ -61,27 +66,41 @@ def plan_batches(
     return BatchPlan(tuple(batches))
 
 
+def shares_of(lengths: Sequence[int]) -> list[list[int]]:
+    """The lengths of a batch's rows, share by share: one ends where lengths fall."""
+    shares: list[list[int]] = []
+    for length in lengths:
+        if not shares or length < shares[-1][-1]:
+            shares.append([])
+        shares[-1].append(length)
+    return shares
+
+
 def _epoch_batches(
     lengths: np.ndarray, token_budget: int, max_batch_size: int, seed: int, epoch: int
 ) -> list[np.ndarray]:
     random = np.random.default_rng([seed, epoch])
-    order = random.permutation(np.flatnonzero(lengths))
-    group = BATCHES_PER_GROUP * max_batch_size
-    shares: list[np.ndarray] = []
-    for start in range(0, len(order), group):
-        rows = order[start : start + group]
-        by_length = rows[np.argsort(lengths[rows], kind="stable")]
-        shares.extend(
-            _cut(by_length, lengths, token_budget // SHARES, -(-max_batch_size // SHARES))
-        )
+    rows = random.permutation(np.flatnonzero(lengths))
+    most_rows = math.ceil(max_batch_size / SHARES)
+    shares = list(_shares(rows, lengths, token_budget // SHARES, most_rows))
     dealt = [shares[i] for i in random.permutation(len(shares))]
     return list(_filled(dealt, lengths, token_budget, max_batch_size))
+
+
+def _shares(
+    rows: np.ndarray, lengths: np.ndarray, most_tokens: int, most_rows: int
+) -> Iterator[np.ndarray]:
+    group = SHARES_PER_GROUP * most_rows
+    for start in range(0, len(rows), group):
+        some = rows[start : start + group]
+        by_length = some[np.argsort(lengths[some], kind="stable")]
+        yield from _cut(by_length, lengths, most_tokens, most_rows)
 
 
 def _cut(
     rows: np.ndarray, lengths: np.ndarray, most_tokens: int, most_rows: int
 ) -> Iterator[np.ndarray]:
-    """Cut rows that are sorted by length; one row alone may have more tokens."""
+    """Cut rows that are sorted by length into shares; a share of one row may have more tokens."""
     start = 0
     for stop, row in enumerate(rows):
         count = stop - start + 1
@@ -94,7 +113,7 @@ def _cut(
 def _filled(
     shares: list[np.ndarray], lengths: np.ndarray, most_tokens: int, most_rows: int
 ) -> Iterator[np.ndarray]:
-    """Put shares together for as long as they fit."""
+    """Put shares together, in their order, for as long as they fit."""
     batch: list[np.ndarray] = []
     rows = tokens = 0
     for share in shares:
@@ -108,5 +127,5 @@ def _filled(
 
 
 def _together(shares: list[np.ndarray], lengths: np.ndarray) -> np.ndarray:
-    """Longer ones first, so that a share ends where lengths fall."""
+    """The rows of a batch, longer shares first: see `shares_of`."""
     return np.concatenate(sorted(shares, key=lambda share: -lengths[share[-1]]))
