@@ -1,6 +1,7 @@
 """What the kernel says of a thread: its state, the call it is blocked in, who holds its mutex."""
 
 import os
+import signal
 import struct
 from pathlib import Path
 
@@ -21,6 +22,7 @@ READ, WRITE, POLL, SELECT, WAIT4, EPOLL, PSELECT, PPOLL, WAITID = (
 RECVFROM, RECVMSG, ACCEPT, CONNECT = 45, 47, 43, 42
 NANOSLEEP, CLOCK_NANOSLEEP = 35, 230
 ON_FD = {READ, WRITE, RECVFROM, RECVMSG, ACCEPT, CONNECT}
+SIGNALS = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM, signal.SIGTERM)
 FUTEX_WAIT_PRIVATE, CONTENDED = 0x80, 2
 
 
@@ -33,7 +35,13 @@ def look(pid: int, tid: int) -> Kernel:
         return Kernel()
     syscall = _syscall(task)
     return Kernel(
-        fields[0], syscall, _fd(pid, syscall), _mutex_owner(pid, syscall), int(fields[11])
+        fields[0],
+        syscall,
+        _fd(pid, syscall),
+        _mutex_owner(pid, syscall),
+        int(fields[11]),
+        _has_limit(syscall),
+        _handles_signals(task),
     )
 
 
@@ -56,6 +64,20 @@ def _fd(pid: int, syscall: tuple[int, ...] | None) -> str:
         return os.readlink(f"/proc/{pid}/fd/{syscall[1]}")
     except OSError:
         return f"descriptor {syscall[1]}"
+
+
+def _has_limit(syscall: tuple[int, ...] | None) -> bool:
+    """The fourth argument of a futex call that waits points to its time limit, if it has one."""
+    return syscall is not None and syscall[0] == FUTEX and syscall[4] != 0
+
+
+def _handles_signals(task: Path) -> bool:
+    try:
+        status = (task / "status").read_text()
+    except OSError:
+        return False
+    caught = int(status.partition("SigCgt:")[2].split(maxsplit=1)[0], 16)
+    return any(caught >> (number - 1) & 1 for number in SIGNALS)
 
 
 def _mutex_owner(pid: int, syscall: tuple[int, ...] | None) -> int | None:

@@ -15,7 +15,7 @@ CONVERT_FRAME = "torch/_dynamo/convert_frame.py"
 COMPILE_FX = "torch/_inductor/compile_fx.py"
 ENGINE = "torch/autograd/graph.py"
 FLEX = "torch/_higher_order_ops/flex_attention.py"
-THREADING, QUEUE = "/threading.py", "/queue.py"
+THREADING, QUEUE, POOL = "/threading.py", "/queue.py", "concurrent/futures/thread.py"
 
 
 class State(StrEnum):
@@ -46,6 +46,8 @@ class State(StrEnum):
     WRITES = "waits to write"
     READS = "waits to read"
     POLLS = "waits for input or output"
+    ENDS = "has come to its end, and waits for the other threads"
+    IDLE = "is idle in a pool of threads"
     SLEEPS = "sleeps"
     RUNS = "runs"
     IN_C = "is in C code, or idle"
@@ -63,7 +65,8 @@ class Finding:
     @property
     def said(self) -> str:
         """The state with its detail."""
-        return f"{self.state} ({self.detail})" if self.detail else str(self.state)
+        said = f"{self.state} ({self.detail})" if self.detail else str(self.state)
+        return f"{said}, for a limited time" if self.thread.kernel.has_limit else said
 
     def __str__(self) -> str:
         return f"{self.thread} {self.said}"
@@ -146,6 +149,13 @@ def _python_wait(thread: Thread) -> Finding | None:
     )
 
 
+def _idle(thread: Thread) -> Finding | None:
+    """Its queue is one of C: no Python frame tells of it."""
+    if thread.runs or not (thread.python and thread.python[0].within(POOL, "_worker")):
+        return None
+    return Finding(thread, State.IDLE)
+
+
 def _gil(thread: Thread) -> Finding | None:
     """Held in both samples, at the same place: either C code, or Python that never yields."""
     if not thread.owns_gil or not _stands(thread):
@@ -194,6 +204,7 @@ PRIMITIVES = (
     (State.QUEUE_EMPTY, QUEUE, "get"),
     (State.QUEUE_JOIN, QUEUE, "join"),
     (State.JOIN, THREADING, "join"),
+    (State.ENDS, THREADING, "_shutdown"),
     (State.BARRIER, THREADING, "_wait"),
     (State.BARRIER, THREADING, "_enter"),
     (State.SEMAPHORE, THREADING, "acquire"),
@@ -235,5 +246,6 @@ RULES: tuple[Rule, ...] = (
     _compiles,
     _gil,
     _python_wait,
+    _idle,
     _system_call,
 )

@@ -41,6 +41,9 @@ class Kernel:
         fd: what the call's first argument is open on, where that is a file descriptor.
         mutex_owner: thread id that holds the pthread mutex it waits for.
         cpu_ticks: processor time used so far.
+        has_limit: whether it waits on a futex for a limited time.
+        handles_signals: whether its process has a handler for one that programs are told to end or
+            to go on with; SIGINT is none of them: Python always handles it.
     """
 
     state: str = ""
@@ -48,6 +51,8 @@ class Kernel:
     fd: str = ""
     mutex_owner: int | None = None
     cpu_ticks: int = 0
+    has_limit: bool = False
+    handles_signals: bool = False
 
 
 @dataclass(frozen=True)
@@ -69,6 +74,11 @@ class Thread:
     def runs(self) -> bool:
         """Whether it goes on."""
         return self.moved or self.kernel.state == "R"
+
+    @property
+    def runs_handlers(self) -> bool:
+        """Whether it is the one in which Python runs handlers of signals, and there are some."""
+        return self.name == "MainThread" and self.kernel.handles_signals
 
     @property
     def python(self) -> tuple[Frame, ...]:

@@ -7,7 +7,7 @@ unless a loop of the trainer is past its limit.
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from diagnostics.stacks.states import LAZY_BACKWARD, Finding, State
 from diagnostics.verdict import Status, Verdict
@@ -39,6 +39,8 @@ def judge(findings: Sequence[Finding]) -> Verdict:
     for look in (_deadlock, _whole_process, _going_on, _device, _locks, _joins, _waits, _outside):
         if found := look(findings):
             status, code, summary, remedy = found
+            if status is Status.UNKNOWN:
+                summary += "".join(f"; {who}" for who in _who_may_act(findings))
             return Verdict(status, code, summary, evidence, remedy)
     asleep = [f for f in findings if f.state is State.SLEEPS]
     if asleep:
@@ -192,7 +194,17 @@ def _status(findings: Sequence[Finding]) -> Status:
     """One who sleeps, waits for the world outside, or does who knows what, may wake the others."""
     others = (State.SLEEPS, State.IN_C, *OUTSIDE)
     may_act = any(f.state in others and f.thread.python for f in findings)
+    may_act = may_act or any(_who_may_act(findings))
     return Status.UNKNOWN if may_act else Status.PROBLEM
+
+
+def _who_may_act(findings: Sequence[Finding]) -> Iterator[str]:
+    """Of those who wait for each other: in words."""
+    waiting = [f for f in findings if f.thread.python]
+    if limited := [f for f in waiting if f.thread.kernel.has_limit]:
+        yield f"{_names(limited)} wait(s) for a limited time only"
+    if any(f.state is State.EVENT and f.thread.runs_handlers for f in waiting):
+        yield "the handler of a signal may set it"
 
 
 def _in(findings: Sequence[Finding], state: State, detail: str | None = None) -> list[Finding]:

@@ -29,6 +29,8 @@ KINDS = {
     "dead_consumer": ("queue-full", "producer waits for room in a queue"),
     "queue_join": ("queue-join", "closer waits for a queue's items to be done"),
     "event": ("event-never-set", "waiter waits for an event"),
+    "idle_pool": ("event-never-set", "waiter waits for an event"),
+    "ended_main": ("barrier-party-missing", "party-0, party-1 waits at a barrier (the same one)"),
     "condition": ("condition-never-notified", "waiter waits for a condition"),
     "semaphore": ("semaphore", "waiter waits for a semaphore"),
     "join_cycle": ("join-cycle", " waits for "),
@@ -104,6 +106,24 @@ def test_each_kind_is_told_from_the_others(hang, kind):
     assert verdict.code == code, (verdict.summary, verdict.evidence)
     assert words in verdict.summary
     assert (verdict.status is Status.OK) == (code in ("sleeps", "goes-on"))
+
+
+# One who may go on -> the verdict's code, and what is said of that one.
+MAY_GO_ON = {
+    "event_with_a_limit": ("event-never-set", "waiter wait(s) for a limited time only"),
+    "lock_with_a_limit": ("lock-without-owner", "waiter wait(s) for a limited time only"),
+    "event_of_a_signal": ("event-never-set", "the handler of a signal may set it"),
+}
+
+
+@pytest.mark.parametrize("kind", MAY_GO_ON)
+def test_who_may_go_on_is_not_called_stuck(hang, kind):
+    code, words = MAY_GO_ON[kind]
+    verdict = settled(hang(kind), code)
+    assert (verdict.code, verdict.status) == (code, Status.UNKNOWN), verdict.summary
+    assert words in verdict.summary
+    # The control: the same without a limit, and without a handler.
+    assert settled(hang("event"), "event-never-set").status is Status.PROBLEM
 
 
 def test_looking_does_not_stop_the_process(hang):

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 HANGS = {}
 
@@ -77,6 +78,43 @@ def queue_join():
 def event():
     never = threading.Event()
     run(("waiter", never.wait))
+
+
+@hang
+def event_with_a_limit():
+    never = threading.Event()
+    run(("waiter", lambda: never.wait(1000)))
+
+
+@hang
+def event_of_a_signal():
+    asked = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: asked.set())
+    print("stuck", flush=True)
+    asked.wait()
+
+
+@hang
+def lock_with_a_limit():
+    lock = threading.Lock()
+    lock.acquire()
+    run(("waiter", lambda: lock.acquire(timeout=1000)))
+
+
+@hang
+def idle_pool():
+    together = threading.Barrier(2)
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda _: together.wait(), range(2)))
+        run(("waiter", threading.Event().wait))
+
+
+@hang
+def ended_main():
+    parties = threading.Barrier(3)
+    for i in range(2):
+        threading.Thread(target=parties.wait, name=f"party-{i}").start()
+    print("stuck", flush=True)
 
 
 @hang
