@@ -6,7 +6,6 @@ take "not seen" for "not there". Processes of other containers are not to be see
 
 import os
 import re
-import shlex
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -17,7 +16,7 @@ from pathlib import Path
 import psutil
 
 from diagnostics.launch import onsite
-from diagnostics.redact import redact
+from diagnostics.redact import redact_command
 
 GPU = re.compile(r"/dev/nvidia\d+")
 # They hold every GPU of a machine for its whole life, and use none.
@@ -61,7 +60,7 @@ class Process:
     @property
     def command(self) -> str:
         """Its command line, redacted, on one line that is not too long."""
-        text = " ".join(redact(shlex.join(self.words)).split())
+        text = " ".join(redact_command(self.words).split())
         return text if len(text) <= SHOWN_COMMAND else f"{text[:SHOWN_COMMAND]}..."
 
     @property

@@ -6,7 +6,8 @@ rather hide too much than too little, and it cannot promise to find a secret tha
 """
 
 import re
-from collections.abc import Mapping
+import shlex
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 HIDDEN = "***"
@@ -15,21 +16,32 @@ _SECRET = (
     r"(?:(?:api|access|private|secret)[_-]?key|secret|passw(?:or)?d|passphrase"
     r"|credentials?|authorization|auth)"
 )
+_QUOTE = r"""\\?["']"""  # or one within a quoted text
+_TOKEN = r"(?=[\w.+/=~-]*[a-z])(?=[\w.+/=~-]*\d)[\w.+/=~-]{8,}"
+"""Of "token", a word of every training log, the value looks like neither a word nor a number."""
 
 
-def _named(word: str, value: str) -> re.Pattern[str]:
-    """`name=value`, `name: value`, `"name": "value"` and `--name value`, whatever comes first."""
-    assigned = rf"""\b(?:[\w-]{{0,40}}[_-])?{word}["']?\s*[=:]\s*["']?"""
-    option = rf"--(?:[\w-]{{0,40}}-)?{word}\s+"
-    scheme = r"(?:(?:basic|bearer|token)\s+)?"
-    return re.compile(rf"(?i)(?P<kept>(?:{assigned}|{option}){scheme}){value}")
+_SCHEME = r"(?:(?:basic|bearer|token)\s+)?"
+_TO_THE_QUOTE = r"(?:(?!(?P=quote)).)+"
+_BARE = r"""(?:[^\s"',;&)}\]\\]|\\(?!["']))+"""
 
 
-_NAMED = (
-    _named(_SECRET, r"""[^\s"',;&)}\]]+"""),
-    # "token" is a word of every training log: its value must look like neither a word nor a number.
-    _named("token", r"(?=[\w.+/=~-]*[a-z])(?=[\w.+/=~-]*\d)[\w.+/=~-]{8,}"),
-)
+def _before(word: str) -> str:
+    """`name=`, `name: `, `"name": ` and `--name `, whatever the name begins with."""
+    assigned = rf"{word}(?:{_QUOTE})?\s*[=:]\s*"
+    option = rf"(?<![\w-])--?[\w-]{{0,40}}?{word}\s+"
+    return rf"(?:{assigned}|{option}){_SCHEME}"
+
+
+_NAMED = [
+    re.compile(rf"(?i)(?P<kept>{kept}){hidden}")
+    for kept, hidden in (
+        (rf"(?P<quote>{_QUOTE})[\w-]{{0,40}}?{_SECRET}\s*[=:]\s*{_SCHEME}", _TO_THE_QUOTE),
+        (rf"{_before(_SECRET)}(?P<quote>{_QUOTE})", _TO_THE_QUOTE),
+        (_before(_SECRET), _BARE),
+        (rf"{_before('token')}(?:{_QUOTE})?", _TOKEN),
+    )
+]
 _SHAPES = re.compile(
     r"(?<=://)[^\s/@]+(?=@)"  # user:password of a URL
     r"|(?<=Bearer )\S+"
@@ -37,7 +49,8 @@ _SHAPES = re.compile(
     r"|\bsk-[\w-]{16,}|\bxox[abprs]-[\w-]{8,}|\b(?:AKIA|ASIA)[A-Z0-9]{16}\b"
     r"|\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*"  # a JSON web token
 )
-_SECRET_NAME = re.compile(rf"(?i)(?:^|[_-])(?:{_SECRET}|token)$")
+_SCRIPT_OPTION = re.compile(r"-[a-z]*c")
+_SECRET_NAME = re.compile(rf"(?i)(?:{_SECRET}|token)$")
 
 
 def redact(text: str) -> str:
@@ -46,6 +59,20 @@ def redact(text: str) -> str:
     for named in _NAMED:
         text = named.sub(rf"\g<kept>{HIDDEN}", text)
     return text
+
+
+def redact_command(words: Sequence[str]) -> str:
+    """A command line for people: what its name says is secret is hidden whole, also with spaces."""
+    shown = []
+    for before, word in zip(("", *words), words, strict=False):
+        name, is_assigned, _value = word.partition("=")
+        if is_assigned and _SECRET_NAME.search(name) and not _SCRIPT_OPTION.fullmatch(before):
+            shown.append(f"{name}={HIDDEN}")
+        elif before.startswith("-") and _SECRET_NAME.search(before):
+            shown.append(HIDDEN)
+        else:
+            shown.append(redact(word))
+    return shlex.join(shown).replace(f"'{HIDDEN}'", HIDDEN)
 
 
 def redact_mapping(values: Mapping[str, str]) -> dict[str, str]:

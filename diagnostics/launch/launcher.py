@@ -23,7 +23,7 @@ from diagnostics.launch.behind import Unreachable, ask
 from diagnostics.launch.journal import append, journal_of, last_run, records
 from diagnostics.launch.onsite import Record
 from diagnostics.launch.wrappers import basename
-from diagnostics.redact import redact
+from diagnostics.redact import redact, redact_command
 from diagnostics.verdict import Status, Verdict
 
 Show = Callable[[str], None]
@@ -109,7 +109,7 @@ def _check(wish: Wish, asked: Record) -> Record:
 
 
 def _shown(wish: Wish) -> str:
-    return redact(shlex.join(wish.prefix))
+    return redact_command(wish.prefix)
 
 
 def _where(wish: Wish) -> str:
@@ -154,7 +154,7 @@ def _claim(wish: Wish, log: str) -> str:
                 remedy = "Take another --name, or --setsid instead of --tmux."
                 raise Refused("tmux", why, remedy)
         client = {
-            "command": redact(shlex.join(wish.command)),
+            "command": redact_command(wish.command),
             "log": log,
             "manner": "in tmux" if wish.tmux else "in a session of its own",
             "prefix": wish.prefix,

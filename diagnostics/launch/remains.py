@@ -16,7 +16,7 @@ import psutil
 
 from diagnostics import processes
 from diagnostics.launch import tmux_session
-from diagnostics.redact import redact
+from diagnostics.redact import redact_command
 
 CSH_LOG = "1"  # where csh writes `> train.log 2>&1`
 
@@ -164,7 +164,7 @@ def _process(
     words = process.cmdline() or [process.name()]
     return Process(
         process.pid,
-        redact(" ".join(" ".join([os.path.basename(words[0]), *words[1:]]).split())),
+        " ".join(redact_command([os.path.basename(words[0]), *words[1:]]).split()),
         processes.started_s(process.pid),
         outputs,
         os.readlink(f"/proc/{process.pid}/ns/mnt"),

@@ -13,7 +13,7 @@ from diagnostics.launch.behind import Unreachable, ask
 from diagnostics.launch.journal import journal_of, last_run
 from diagnostics.launch.last_lines import LAST_LINES
 from diagnostics.launch.onsite import Record
-from diagnostics.redact import redact
+from diagnostics.redact import redact, redact_command
 from diagnostics.verdict import Status, Verdict
 
 Run = dict[str, Record]
@@ -208,7 +208,7 @@ def _record(seen: Seen) -> dict[str, str]:
         "launched": f"{_clock(client['time_s'])}, {client['manner']}",
     }
     if client["prefix"]:
-        shown["through"] = redact(" ".join(client["prefix"]))
+        shown["through"] = redact_command(client["prefix"])
     if "exec" in run:
         shown["started"] = f"{_clock(run['exec']['time_s'])}, process {run['exec']['pid']}"
     if "first_line" in run:

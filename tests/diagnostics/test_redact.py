@@ -2,7 +2,7 @@
 
 import pytest
 
-from diagnostics.redact import redact, redact_all, redact_mapping
+from diagnostics.redact import redact, redact_all, redact_command, redact_mapping
 
 
 @pytest.mark.parametrize(
@@ -16,7 +16,14 @@ from diagnostics.redact import redact, redact_all, redact_mapping
         ('{"password": "hunter2", "port": 1}', '{"password": "***", "port": 1}'),
         ("Authorization: Bearer abc.def", "Authorization: Bearer ***"),
         ("authorization: basic dXNlcg==", "authorization: basic ***"),
-        ("db_password='x y'", "db_password='***"),
+        ("db_password='x y' lr=1", "db_password='***' lr=1"),
+        ("--password 'hunter2 s3cret' --lr 1", "--password '***' --lr 1"),
+        ("env 'DB_PASSWORD=hunter2;s3cret&2' python", "env 'DB_PASSWORD=***' python"),
+        ("curl -H 'Authorization: Bearer hunter2 s3cret'", "-H 'Authorization: Bearer ***'"),
+        ("PGPASSWORD=hunter2 dbPassword=s3cret", "PGPASSWORD=*** dbPassword=***"),
+        ('{"clientSecret": "hunter2, s3cret", "port": 1}', '{"clientSecret": "***", "port": 1}'),
+        (r'"{\"password\": \"hunter2\", 1}"', r'"{\"password\": \"***\", 1}"'),
+        ("accessToken=0123456789abcdef", "accessToken=***"),
         ("--token 12ab34cd56ef", "--token ***"),
         ("key AKIAABCDEFGHIJKLMNOP", "key ***"),
         ("sk-abcdefghijklmnop1234", "***"),
@@ -25,7 +32,8 @@ from diagnostics.redact import redact, redact_all, redact_mapping
 )
 def test_a_secret_is_hidden(text, shown):
     assert shown in redact(text)
-    assert not {"s3cret", "hunter2", "hf_abc", "0123456789abcdef", "dXNlcg"} & set(redact(text))
+    secrets = ("s3cret", "hunter2", "hf_abc", "0123456789abcdef", "dXNlcg")
+    assert not [secret for secret in secrets if secret in redact(text)]
 
 
 @pytest.mark.parametrize(
@@ -45,9 +53,10 @@ def test_ordinary_words_stay(text):
 
 
 def test_a_value_is_hidden_for_its_name():
-    values = {"MY_SECRET": "word", "HF_TOKEN": "word", "api_key": "word", "tokens": "12"}
+    secret = ("MY_SECRET", "HF_TOKEN", "api_key", "PGPASSWORD", "clientSecret")
+    values = dict.fromkeys(secret, "word") | {"tokens": "12"}
     hidden = redact_mapping({**values, "url": "http://a:b@c"})
-    assert hidden == dict.fromkeys(list(values)[:3], "***") | {
+    assert hidden == dict.fromkeys(secret, "***") | {
         "tokens": "12",
         "url": "http://***@c",
     }
@@ -57,6 +66,13 @@ def test_all_texts_are_redacted_however_deep_and_names_too():
     deep = {"a": [{"url http://a:b@c": ("--password x", 1, None, True)}], "HF_TOKEN": "word"}
     hidden = {"a": [{"url http://***@c": ["--password ***", 1, None, True]}], "HF_TOKEN": "***"}
     assert redact_all(deep) == hidden
+
+
+def test_a_command_is_redacted_before_it_is_quoted():
+    words = ["x", "--password", "it's hunter2", "DB_PASSWORD=hunter2; 'n", "--lr", "1e-4", "a b"]
+    assert redact_command(words) == "x --password *** 'DB_PASSWORD=***' --lr 1e-4 'a b'"
+    inner = ["bash", "-c", "HF_TOKEN=hf_abcdefghijklmnopqrst python train.py"]
+    assert redact_command(inner) == "bash -c 'HF_TOKEN=*** python train.py'"
 
 
 def test_long_text_takes_no_time():
