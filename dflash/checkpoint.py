@@ -9,6 +9,7 @@ step-00002000/
 
 import json
 import logging
+import re
 import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
@@ -33,6 +34,7 @@ TRAINING_KINDS = ("weight", "step", "exp_avg", "exp_avg_sq")
 VERIFIER_OWNED = {
     f"{name}.weight" for name in ("embed_tokens", "lm_head", "verifier_lm_head", "verifier_norm")
 }
+STEP = re.compile(r"step-\d{8,}")
 FILES = ("config.json", "model.safetensors", "training.safetensors", "state.json")
 
 
@@ -111,8 +113,9 @@ class Checkpoints:
         )
 
     def all(self) -> list[Path]:
-        """Complete checkpoints, oldest first."""
-        return sorted(path for path in self.directory.glob("step-*") if path.is_dir())
+        """Complete checkpoints, oldest first; copies that somebody gave another name are none."""
+        found = [path for path in self.directory.glob("step-*") if STEP.fullmatch(path.name)]
+        return sorted((path for path in found if path.is_dir()), key=_step_of)
 
     def latest(self) -> Path | None:
         """The newest complete checkpoint."""
@@ -128,12 +131,16 @@ class Checkpoints:
     def _prune(self, newest: Path) -> None:
         """Keep the last ones up to `newest`; a resumed run may stand before older ones' steps."""
         if self.keep:
-            up_to_newest = [path for path in self.all() if path.name <= newest.name]
+            up_to_newest = [path for path in self.all() if _step_of(path) <= _step_of(newest)]
             for path in up_to_newest[: -self.keep]:
                 try:
                     remove(path)
                 except OSError as error:
                     log.warning("%s is not kept, but cannot be deleted: %s", path, error)
+
+
+def _step_of(path: Path) -> int:
+    return int(path.name.removeprefix("step-"))
 
 
 def find_checkpoint(path: Path) -> Path:

@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 WRITING, DELETING = ".writing-", ".deleting-"
 
@@ -56,6 +56,20 @@ def sweep(parent: Path) -> None:
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
     """Write an object, indented; durable only within `staged`."""
     path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+
+
+def drop_torn_line(file: IO[bytes]) -> int:
+    """Cut off what follows the last newline: a line that a process was killed in.
+
+    Returns how many lines there are.
+    """
+    file.seek(0)
+    lines = whole = 0
+    for line in file:
+        if line.endswith(b"\n"):
+            lines, whole = lines + 1, whole + len(line)
+    file.truncate(whole)
+    return lines
 
 
 def fsync(path: Path) -> None:

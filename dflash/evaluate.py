@@ -1,6 +1,7 @@
 """`dflash evaluate`: acceptance length, speed-up and losslessness on prompt sets."""
 
 import json
+import logging
 import math
 import statistics
 import time
@@ -23,6 +24,7 @@ from dflash.promptsets import PromptSet, read_prompts
 from dflash.report import Difference, DraftResult, SetResult, as_text
 from dflash.verify import Divergence, divergence, require_tree_mask
 
+log = logging.getLogger(__name__)
 T = TypeVar("T")
 WARM_UP_TOKENS = 4
 # Logits this near may change places between a pass of one token and a pass of a block: a step of
@@ -62,13 +64,20 @@ def evaluate(
         require_tree_mask(engine.target)
     sets = [
         read_prompts(
-            path, engine.tokenizer, engine.head.vocab_size, limit=options.limit, raw=decoding.raw
+            path,
+            engine.tokenizer,
+            Path(engine.target_model),
+            engine.head.vocab_size,
+            limit=options.limit,
+            raw=decoding.raw,
         )
         for path in data
     ]
     measure = _replayed if options.replay else _decoded
     if options.replay:
         _require_texts(sets)
+        for note in filter(None, (one.note for one in sets)):
+            log.warning("%s", note)
     else:
         _warm_up(engine, sets[0].documents[0], options)
     results: list[SetResult] = []

@@ -2,8 +2,9 @@
 
 import logging
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
 
 from dflash.config import TrainConfig
 from dflash.data.completions import Completion, Completions
@@ -37,13 +38,17 @@ class HeldOut:
         }
 
 
-def open_held_out(config: TrainConfig, target: Target) -> HeldOut:
-    """Open --eval-data; raises DataError when no row of it has anything to draft."""
+def held_out_documents(config: TrainConfig, vocab_size: int) -> list[Completion]:
+    """Rows of --eval-data; raises DataError when none of them has anything to draft."""
     evaluation = config.evaluation
     data = Completions(str(evaluation.eval_data))
-    data.check_vocabulary(target.text_config.vocab_size)
-    cut = (_cut(data.completion(row), config.data.max_seq_len) for row in range(len(data)))
-    usable = (one for one in cut if one.prompt_length < len(one.input_ids) - 1)
+    data.check_vocabulary(vocab_size)
+    data.check_tokenizer(Path(config.model.target_model))
+    if note := data.sampled():
+        log.warning("--eval-data %s", note)
+    cut = (data.completion(row).cut(config.data.max_seq_len) for row in range(len(data)))
+    answers = (one.first_answer() for one in cut)
+    usable = (one for one in answers if one.prompt_length < len(one.input_ids) - 1)
     documents = list(islice(usable, evaluation.eval_rows))
     if not documents:
         raise DataError(
@@ -51,8 +56,4 @@ def open_held_out(config: TrainConfig, target: Target) -> HeldOut:
             remedy="check loss_mask: it must be 1 on the tokens that the target wrote",
         )
     log.info("evaluation: %d held-out rows every %d steps", len(documents), evaluation.eval_every)
-    return HeldOut(target, documents)
-
-
-def _cut(one: Completion, length: int) -> Completion:
-    return replace(one, input_ids=one.input_ids[:length], loss_mask=one.loss_mask[:length])
+    return documents

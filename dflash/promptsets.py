@@ -18,15 +18,20 @@ FORMS = 'one of {"prompt": "..."} and {"conversations": [{"role": "user", "conte
 
 @dataclass(frozen=True)
 class PromptSet:
-    """Documents whose part before `prompt_length` is a prompt; a text of the target may follow."""
+    """Documents whose part before `prompt_length` is a prompt; a text of the target may follow.
+
+    `note`: what is to be said of these texts before they are replayed; empty if nothing.
+    """
 
     name: str
     documents: list[Completion]
+    note: str = ""
 
 
 def read_prompts(
     path: Path,
     tokenizer: PreTrainedTokenizerBase,
+    target: Path,
     vocab_size: int,
     *,
     limit: int | None,
@@ -34,10 +39,13 @@ def read_prompts(
 ) -> PromptSet:
     """The first `limit` prompts of a file or directory; raises DataError naming the line or row.
 
+    Of tokenized completions, which must be of `target`'s tokenizer, the first answer is kept.
+
     A line of a text file is a prompt; JSONL may hold chats, cut after the last user's turn. Text is
     put under the tokenizer's chat template, if it has one, unless `raw`.
     """
-    found = _stored(path, vocab_size) if path.is_dir() else _written(path, tokenizer, raw)
+    stored = _stored(path, target, vocab_size) if path.is_dir() else None
+    found = _written(path, tokenizer, raw) if stored is None else _answers(stored)
     documents = list(islice(found, limit))
     if not documents:
         raise DataError(f"{path}: no prompt in it", remedy="give a file with one prompt a line")
@@ -47,13 +55,18 @@ def read_prompts(
                 f"{path}: row {one.id!r} starts without a prompt",
                 remedy="loss_mask must be 0 on the prompt's tokens",
             )
-    return PromptSet(path.stem, documents)
+    return PromptSet(path.stem, documents, stored.sampled() if stored else "")
 
 
-def _stored(path: Path, vocab_size: int) -> Iterator[Completion]:
+def _stored(path: Path, target: Path, vocab_size: int) -> Completions:
     stored = Completions(path)
     stored.check_vocabulary(vocab_size)
-    yield from (stored.completion(row) for row in range(len(stored)))
+    stored.check_tokenizer(target)
+    return stored
+
+
+def _answers(stored: Completions) -> Iterator[Completion]:
+    return (stored.completion(row).first_answer() for row in range(len(stored)))
 
 
 def _written(path: Path, tokenizer: PreTrainedTokenizerBase, raw: bool) -> Iterator[Completion]:

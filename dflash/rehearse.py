@@ -95,8 +95,8 @@ def _rehearse(real: RunDirectory, directory: RunDirectory) -> int:
 def _extremes(run: Run) -> BatchPlan:
     """First the largest micro-batches of the run, then some that are spread evenly by size."""
     lengths = run.source.lengths
-    padded = [len(b.rows) * lengths[b.rows].max() for b in run.source.plan.batches]
-    order = np.argsort(padded, kind="stable")[::-1]
+    tokens = [lengths[b.rows].sum() for b in run.source.plan.batches]
+    order = np.argsort(tokens, kind="stable")[::-1]
     largest, others = order[: run.plan.per_step], order[run.plan.per_step :]
     count = min(run.plan.per_step, len(others))
     typical = others[np.linspace(0, len(others) - 1, count).astype(int)] if count else others
@@ -140,7 +140,7 @@ def _saved_and_reloaded(run: Run) -> tuple[Drafter, Saving]:
 def _replay(run: Run, target: Target, drafter: Drafter) -> None:
     """Decode one row by replay, as the measurement of a finished drafter does."""
     row = int(run.source.plan[0].rows[0])
-    done = run.source.data.completion(row)
+    done = run.source.data.completion(row).cut(run.config.data.max_seq_len)
     drafter.to(target.device, run.dtype)
     decoded = replay(target, drafter, target.head, done)
     log.info("replay of row %d: acceptance length %.2f", row, decoded.acceptance_length)

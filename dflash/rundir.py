@@ -7,11 +7,12 @@ metrics.jsonl  one object per step
 step-NNNNNNNN/ checkpoints
 """
 
+import fcntl
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import closing, contextmanager
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -20,8 +21,9 @@ from rich.console import Console
 
 from dflash.all_reduce import have_gpus_of_their_own
 from dflash.balance import BalanceSink
-from dflash.checkpoint import Checkpoints, TrainingState, load_state
+from dflash.checkpoint import Checkpoints, TrainingState, load_shape, load_state
 from dflash.config import TrainConfig, changed_options, determining_options
+from dflash.drafter_config import DrafterConfig
 from dflash.errors import CheckpointError, ConfigError
 from dflash.manifest import Manifest
 from dflash.sinks import BarSink, JsonlSink, LinesSink, Reporter, Sink, TensorBoardSink, WandbSink
@@ -105,7 +107,10 @@ class RunDirectory:
 
 @contextmanager
 def run_directory(config: TrainConfig) -> Iterator[RunDirectory]:
-    """Create --output-dir and log to stderr and to its train.log from here on."""
+    """Create --output-dir, keep other runs out of it, and log to stderr and to its train.log.
+
+    Raises ConfigError where it cannot be written, or another run is in it.
+    """
     path = Path(config.run.output_dir)
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -117,17 +122,42 @@ def run_directory(config: TrainConfig) -> Iterator[RunDirectory]:
             path,
             remedy=f"Create it or choose another: mkdir -p {path}",
         ) from error
-    console = Console(stderr=True, soft_wrap=True)
-    handlers: list[logging.Handler] = [ConsoleHandler(console), to_file]
+    with closing(to_file), _only_run(path):
+        console = Console(stderr=True, soft_wrap=True)
+        with _logging_to(ConsoleHandler(console), to_file):
+            yield RunDirectory(path, config, console)
+
+
+@contextmanager
+def _only_run(path: Path) -> Iterator[None]:
+    """The kernel keeps the lock for as long as this process lives, however it ends."""
+    with (path / "train.log").open("ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ConfigError(
+                "--output-dir",
+                "must not be another run's that still goes on",
+                path,
+                remedy=f"Choose another, or look at that run: dflash-diag stacks --run {path}",
+            ) from error
+        except OSError as error:
+            log.warning("--output-dir %s cannot be locked against other runs: %s", path, error)
+        yield
+
+
+@contextmanager
+def _logging_to(console: logging.Handler, to_file: logging.Handler) -> Iterator[None]:
     root = logging.getLogger("dflash")
     root.setLevel(logging.INFO)
-    for handler, clock in zip(handlers, ("%H:%M:%S", "%Y-%m-%d %H:%M:%S"), strict=True):
+    handlers = {console: "%H:%M:%S", to_file: "%Y-%m-%d %H:%M:%S"}
+    for handler, clock in handlers.items():
         handler.setFormatter(logging.Formatter(LINE, clock))
         root.addHandler(handler)
     # What it warns of, such as a slow path, it prints itself; it belongs into the file as well.
     logging.getLogger("transformers").addHandler(to_file)
     try:
-        yield RunDirectory(path, config, console)
+        yield
     finally:
         logging.getLogger("transformers").removeHandler(to_file)
         for handler in handlers:
@@ -165,6 +195,21 @@ def check_place(state: TrainingState, next_batch: int) -> None:
         )
 
 
+def check_shape(state: TrainingState, shape: DrafterConfig) -> None:
+    """Raise CheckpointError when its drafter is another one than this run would train.
+
+    The target's directory decides on some of it, such as the mask token.
+    """
+    before, now = asdict(load_shape(state.directory)), asdict(shape)
+    changes = [f"{key} {before[key]} -> {now[key]}" for key in now if before[key] != now[key]]
+    if changes:
+        raise CheckpointError(
+            f"{state.directory} holds another drafter than this run would train:"
+            f" {'; '.join(changes)}",
+            remedy="Give the --target-model of its run, or start anew in another --output-dir.",
+        )
+
+
 def check_inputs(state: TrainingState, inputs: Mapping[str, str]) -> None:
     """Raise CheckpointError when an option's directory holds something else than it did.
 
@@ -179,7 +224,8 @@ def check_inputs(state: TrainingState, inputs: Mapping[str, str]) -> None:
             )
 
 
-# What a resumed run may change: the machine, and where its inputs lie (their content is checked).
+# What a resumed run may change: the machine, where its inputs lie (their content is checked), and
+# what it no longer reads.
 MAY_CHANGE = {
     ("devices", "target-gpus"),
     ("devices", "drafter-gpus"),
@@ -190,6 +236,7 @@ MAY_CHANGE = {
     ("optimizer", "grad-accum"),
     ("data", "data-dir"),
     ("model", "target-model"),
+    ("model", "init-from"),
 }
 
 

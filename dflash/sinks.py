@@ -20,6 +20,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from dflash.durable import drop_torn_line
 from dflash.metrics import SpikeGuard, StallMeter, StepMetrics, Waits, with_rates_of
 
 log = logging.getLogger(__name__)
@@ -45,6 +46,8 @@ class JsonlSink:
         """
         if first_step == 0 and path.exists():
             path.replace(path.with_name(f"{path.name}.old"))
+        with path.open("a+b") as file:
+            drop_torn_line(file)
         self._file = path.open("a", encoding="utf-8")
 
     def step(self, metrics: StepMetrics) -> None:

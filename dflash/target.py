@@ -69,12 +69,20 @@ class Target:
         return next(self.model.parameters()).device
 
     @property
-    def has_full_attention(self) -> bool:
-        """Whether every layer sees the whole context, and keeps no state beside keys and values."""
+    def keeps_all_keys(self) -> bool:
+        """Whether layers keep keys and values of all tokens, and no other state."""
         if getattr(self.model, "_is_stateful", False):
             return False
         kinds = getattr(self.text_config, "layer_types", None) or ["full_attention"]
         return set(kinds) == {"full_attention"}
+
+    @property
+    def has_full_attention(self) -> bool:
+        """Whether, besides, every layer sees the whole context."""
+        # A config without layer_types, such as Mistral's or Phi3's, has one window for all layers.
+        says_layers = getattr(self.text_config, "layer_types", None)
+        has_window = not says_layers and getattr(self.text_config, "sliding_window", None)
+        return self.keeps_all_keys and not has_window
 
     @property
     def head(self) -> FrozenHead:

@@ -40,8 +40,8 @@ def compile_layers(
         longest: tokens of a document to compile with.
         phase: is told what goes on.
     """
-    if not target.has_full_attention:
-        log.info("the target's layers are not compiled: they have more than full attention")
+    if not target.keeps_all_keys:
+        log.info("the target's layers are not compiled: they keep more than keys and values")
         return
 
     def give_up(what: str) -> None:

@@ -19,6 +19,9 @@ from transformers import (
 
 from dflash.errors import ModelError
 
+SAMPLE_BYTES = 1 << 20
+"""Read of a weight file at its beginning, its middle and its end: a target may have terabytes."""
+
 
 def load_text_config(path: str, *, trust_remote_code: bool) -> Any:
     """The (text part of the) target's config; raises ModelError when there is none to read."""
@@ -68,12 +71,19 @@ def load_causal_lm(path: str, dtype: torch.dtype, *, trust_remote_code: bool) ->
 
 
 def target_digest(path: Path) -> str:
-    """SHA-256 of the target's config and of the sizes of its weight files, wherever it lies."""
+    """SHA-256 of the target's config and of samples of its weight files, wherever it lies."""
     config = json.loads((path / "config.json").read_text(encoding="utf-8"))
     for volatile in ("_name_or_path", "transformers_version"):
         config.pop(volatile, None)
-    sizes = sorted(file.stat().st_size for file in path.glob("*.safetensors"))
-    return hashlib.sha256(json.dumps([config, sizes], sort_keys=True).encode()).hexdigest()
+    digest = hashlib.sha256(json.dumps(config, sort_keys=True).encode())
+    for file in sorted(path.glob("*.safetensors")):
+        size = file.stat().st_size
+        digest.update(f"{file.name} {size}".encode())
+        with file.open("rb") as weights:
+            for start in (0, size // 2, max(0, size - SAMPLE_BYTES)):
+                weights.seek(start)
+                digest.update(weights.read(SAMPLE_BYTES))
+    return digest.hexdigest()
 
 
 def _attend_without_plans() -> None:

@@ -17,12 +17,13 @@ from dflash.checkpoint import Checkpoints, TrainingState
 from dflash.compile import install_thread_isolation
 from dflash.concurrency import Gate, TaskGroup
 from dflash.config import TrainConfig, config_hash
+from dflash.data.completions import Completion
 from dflash.drafter import Drafter
 from dflash.drafter_config import DrafterConfig
 from dflash.drafter_loop import DrafterTrainLoop, Shared
 from dflash.errors import Exit
 from dflash.heartbeat import Heartbeat
-from dflash.heldout import HeldOut, open_held_out
+from dflash.heldout import HeldOut, held_out_documents
 from dflash.manifest import collect
 from dflash.metrics import Waits
 from dflash.prefetch import BatchSource, open_source, run_prefetch
@@ -37,7 +38,7 @@ from dflash.resolve import (
     shape_policy,
 )
 from dflash.routing import RoutedReceiver, Routes, indices, queue_depth, routes
-from dflash.rundir import RunDirectory, check_inputs, check_place, run_directory
+from dflash.rundir import RunDirectory, check_inputs, check_place, check_shape, run_directory
 from dflash.shapes import ShapePolicy, laid_out
 from dflash.steps import StepPlan
 from dflash.stop import StopRequest, on_signals
@@ -73,6 +74,8 @@ def open_run(config: TrainConfig, directory: RunDirectory) -> "Run":
     resume_from = directory.resume_from()
     shape = drafter_shape(config)
     source = open_source(config, mask_token_id=shape.mask_token_id, vocab_size=shape.vocab_size)
+    evaluates = config.evaluation.eval_every > 0
+    held_out = held_out_documents(config, shape.vocab_size) if evaluates else []
     inputs = {
         "--data-dir": source.data.digest(),
         "--target-model": target_digest(Path(config.model.target_model)),
@@ -84,6 +87,7 @@ def open_run(config: TrainConfig, directory: RunDirectory) -> "Run":
         first_step=resume_from.progress.step if resume_from else 0,
     )
     if resume_from is not None:
+        check_shape(resume_from, shape)
         check_inputs(resume_from, inputs)
         check_place(resume_from, resume_from.progress.step * plan.per_step)
     directory.write_description(manifest)
@@ -100,6 +104,7 @@ def open_run(config: TrainConfig, directory: RunDirectory) -> "Run":
         backend,
         None if backend == "none" else shape_policy(config, source),
         resume_from,
+        held_out,
     )
 
 
@@ -129,6 +134,7 @@ class Run:
     backend: str
     shapes: ShapePolicy | None
     resume_from: TrainingState | None
+    held_out: list[Completion]
 
     def load(self) -> "Models":
         """Load the weights. Raises DflashError, naming the option."""
@@ -137,7 +143,7 @@ class Run:
             install_thread_isolation()
         initial = initial_drafter(config, self.shape) if self.resume_from is None else None
         names = _devices(config.devices.target_gpus)
-        evaluates = config.evaluation.eval_every > 0
+        evaluates = bool(self.held_out)
         targets = load_targets(
             config.model.target_model,
             self.shape.target_layer_ids,
@@ -146,7 +152,8 @@ class Run:
             [*names, *names[:evaluates]],
             trust_remote_code=config.model.trust_remote_code,
         )
-        return Models(targets, initial, open_held_out(config, targets.pop()) if evaluates else None)
+        held_out = HeldOut(targets.pop(), self.held_out) if evaluates else None
+        return Models(targets, initial, held_out)
 
     def start(self, models: "Models") -> int:
         """Train; returns the exit code, or raises what the threads raised, root cause first."""

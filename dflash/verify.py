@@ -29,7 +29,7 @@ class Verifier:
         self._target = target
         self._capture = capture
         self._tokens: list[int] = []
-        self._cache = DynamicCache() if target.has_full_attention else None
+        self._cache = DynamicCache() if target.keeps_all_keys else None
         self.features_TF = torch.empty(0)
         """Captured hidden states of all tokens that are kept; nothing without `capture`."""
 

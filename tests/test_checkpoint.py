@@ -3,6 +3,7 @@
 import gc
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -277,6 +278,22 @@ def test_a_run_resumed_from_before_does_not_delete_what_it_just_saved(tmp_path, 
         save(tmp_path, trained, step)
     save(tmp_path, trained, step=3, keep=1)
     assert names(tmp_path) == ["step-00000003", "step-00000009"]
+
+
+def test_copies_under_other_names_are_neither_taken_nor_deleted(tmp_path, trained):
+    first = save(tmp_path, trained, step=1)
+    others = [tmp_path / "step-best", tmp_path / "step-00000001-keep-this"]
+    for other in others:
+        shutil.copytree(first, other)
+    newest = save(tmp_path, trained, step=100_000_000, keep=1)
+    assert names(tmp_path) == [newest.name]
+    assert all(other.is_dir() for other in others)
+
+
+def test_steps_are_in_the_order_of_their_numbers(tmp_path, trained):
+    for step in (100_000_000, 99_999_999):
+        save(tmp_path, trained, step)
+    assert names(tmp_path) == ["step-99999999", "step-100000000"]
 
 
 def test_an_empty_directory_has_no_latest(tmp_path):

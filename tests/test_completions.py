@@ -186,6 +186,36 @@ def test_a_row_whose_columns_disagree_is_named(tmp_path):
         Completions(save(tmp_path / "data", [first], [second]))
 
 
+@pytest.mark.parametrize("column", ["input_ids", "loss_mask"])
+def test_a_row_with_gaps_is_named(tmp_path, column):
+    lists = {"input_ids": [[1, 2], [3, 4]], "loss_mask": [[1, 1], [1, 1]]}
+    whole = table(*lists.values())
+    lists[column] = [[1], [1, None], [1, 1]]
+    other = "loss_mask" if column == "input_ids" else "input_ids"
+    lists[other] = [[1], [1, 1], [1, 1]]
+    gaps = table(*(lists[name] for name in ("input_ids", "loss_mask")))
+    with pytest.raises(DataError, match=rf"row 3 has {column} with gaps \(1 missing in all\)"):
+        Completions(save(tmp_path / "data", [whole], [gaps]))
+
+
+def test_the_first_answer_ends_where_the_target_stops_writing():
+    chat = Completion("0", "", range(12), [0, 0, 1, 1, 1, 0, 0, 0, 0, 1, 1, 1])
+    assert list(chat.first_answer().input_ids) == [0, 1, 2, 3, 4]
+    assert chat.first_answer().loss_mask == [0, 0, 1, 1, 1]
+    assert ROWS[0].first_answer() == ROWS[0]
+    prompt = completion("d", [1, 2, 3], [])
+    assert prompt.first_answer() == prompt
+    assert list(chat.cut(3).input_ids) == [0, 1, 2]
+
+
+def test_completions_that_were_sampled_say_so(tmp_path, written):
+    assert Completions(written).sampled() == ""
+    for temperature, said in ((0, ""), (0.7, "was sampled at temperature 0.7")):
+        about = {"generation": {"temperature": temperature}}
+        write_completions(tmp_path / f"{temperature}", ROWS, about)
+        assert said in Completions(tmp_path / f"{temperature}").sampled()
+
+
 @pytest.mark.parametrize("bad", [-1, 10, 4000])
 @pytest.mark.parametrize("place", [(0, 0), (2, 1), (3, 0), (4, 2)])
 def test_a_token_that_the_target_lacks_is_named_with_its_row(tmp_path, bad, place):

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, MistralConfig, MistralForCausalLM
 
 from dflash import decode, verify
 from dflash.anchors import make_blocks
@@ -222,12 +222,13 @@ def test_a_tree_through_eager_attention(tiny_target_dir, trained, prompts, writt
     check_replay(Target(eager, (1, 3)), trained, prompts[0], written[0], nodes=8)
 
 
-def test_a_tree_needs_a_target_that_takes_a_mask(hybrid_model):
-    target = Target(hybrid_model, (1, 3))
+@pytest.mark.parametrize("kind", ["hybrid", "window"])
+def test_a_tree_needs_a_target_that_takes_a_mask(hybrid_model, kind):
+    target = Target(hybrid_model if kind == "hybrid" else mistral(window=8), (1, 3))
     with pytest.raises(ModelError, match="needs full attention in every layer") as raised:
         speculate(
             target,
-            perturbed(hybrid_model, 4),
+            perturbed(target.model, 4),
             target.head,
             [7, 8],
             max_new_tokens=8,
@@ -235,6 +236,41 @@ def test_a_tree_needs_a_target_that_takes_a_mask(hybrid_model):
             tree_nodes=4,
         )
     assert "--tree-nodes" in raised.value.remedy
+
+
+def mistral(window):
+    """A random model whose config names one window for all layers, and no kinds of layers."""
+    config = MistralConfig(
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=4,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=16,
+        sliding_window=window,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return MistralForCausalLM(config).eval()
+
+
+@pytest.mark.parametrize(("window", "nodes"), [(8, 0), (None, 0), (None, 6)])
+def test_a_target_with_one_window_for_all_layers(window, nodes):
+    target = Target(mistral(window), (1, 3))
+    assert target.has_full_attention == (window is None)
+    prompt = [7, 8, 9, 10]
+    expected = greedy(target.model, prompt, 24)
+    text = speculate(
+        target,
+        perturbed(target.model, 4),
+        target.head,
+        prompt,
+        max_new_tokens=24,
+        eos_token_ids=(),
+        tree_nodes=nodes,
+    )
+    assert text.tokens == expected
 
 
 def test_plain_decoding_is_the_targets_own(target, prompts, written):
@@ -416,7 +452,7 @@ def test_a_draft_from_what_was_kept_is_the_one_from_all(target, prompts, written
 
 
 def verifier_of(target, monkeypatch, cached):
-    monkeypatch.setattr(Target, "has_full_attention", cached)
+    monkeypatch.setattr(Target, "keeps_all_keys", cached)
     return Verifier(target)
 
 
@@ -438,8 +474,8 @@ def test_a_verifier_with_a_cache_equals_one_without(target, monkeypatch, prompts
 
 
 def test_only_full_attention_can_be_rolled_back(target, hybrid_model):
-    assert target.has_full_attention
-    assert not Target(hybrid_model, (1, 3)).has_full_attention
+    assert target.keeps_all_keys
+    assert not Target(hybrid_model, (1, 3)).keeps_all_keys
 
 
 @pytest.mark.parametrize("make", [new_drafter, perturbed])

@@ -1,6 +1,7 @@
 """Prompts from text, JSONL and tokenized completions."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -8,9 +9,11 @@ from dflash.data.completions import Completion, write_completions
 from dflash.errors import DataError
 from dflash.promptsets import prompt_ids, read_prompts
 
+TARGET = Path(__file__).parent / "fixtures" / "tiny-qwen3"
+
 
 def read(path, tokenizer, limit=None, raw=False):
-    return read_prompts(path, tokenizer, 2048, limit=limit, raw=raw)
+    return read_prompts(path, tokenizer, TARGET, 2048, limit=limit, raw=raw)
 
 
 def texts(found, tokenizer):

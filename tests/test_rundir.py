@@ -44,6 +44,21 @@ def checkpoint_at(directory, step, config=None):
     return path
 
 
+def test_a_directory_is_one_runs_at_a_time(train_config):
+    config = train_config()
+    with run_directory(config) as directory:
+        with (
+            pytest.raises(ConfigError, match="must not be another run's that still goes on") as no,
+            run_directory(config),
+        ):
+            raise AssertionError
+        assert f"dflash-diag stacks --run {directory.path}" in no.value.remedy
+        log.info("goes on")
+    with run_directory(config):
+        pass
+    assert "goes on" in (directory.path / "train.log").read_text()
+
+
 def test_the_log_goes_to_stderr_and_to_a_file_and_ends_with_the_run(train_config, capsys):
     config = train_config()
     with run_directory(config) as directory:

@@ -152,6 +152,19 @@ def test_jsonl_has_one_object_per_step_at_once_and_is_appended_to(tmp_path):
     assert (rows[0]["tokens_per_s"], rows[0]["accuracy"]) == (200, [0.5, 0.25, 0.0])
 
 
+def test_a_line_that_a_run_was_killed_in_is_cut_off(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    sink = JsonlSink(path, first_step=0)
+    for number in (1, 2):
+        sink.step(step(number))
+    sink.close()
+    path.write_bytes(path.read_bytes()[:-40])
+    sink = JsonlSink(path, first_step=1)
+    sink.step(step(2))
+    sink.close()
+    assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1, 2]
+
+
 def test_a_fresh_run_puts_the_metrics_of_an_earlier_one_aside(tmp_path):
     path = tmp_path / "metrics.jsonl"
     for number in (7, 1):

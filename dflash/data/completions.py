@@ -7,7 +7,7 @@ and, optionally, `id` and `source`. The same directory loads with `datasets.load
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -49,6 +49,16 @@ class Completion:
         """Tokens before the first supervised one."""
         ones = (i for i, supervised in enumerate(self.loss_mask) if supervised)
         return next(ones, len(self.loss_mask))
+
+    def cut(self, length: int) -> "Completion":
+        """Its first tokens."""
+        ids, mask = self.input_ids[:length], self.loss_mask[:length]
+        return replace(self, input_ids=ids, loss_mask=mask)
+
+    def first_answer(self) -> "Completion":
+        """The document up to where the target first stopped writing: one turn of a chat."""
+        rest = enumerate(self.loss_mask[self.prompt_length :], start=self.prompt_length)
+        return self.cut(next((i for i, supervised in rest if not supervised), len(self.loss_mask)))
 
 
 class Completions:
@@ -129,6 +139,16 @@ class Completions:
                 f" (vocabulary hash {made_with[:12]}, {ours[:12]})",
                 remedy="Prepare the data with this --target-model, or give the target it is from.",
             )
+
+    def sampled(self) -> str:
+        """What is to be said of texts that are not the target's greedy ones; empty otherwise."""
+        temperature = self.meta().get("generation", {}).get("temperature") or 0
+        if not temperature:
+            return ""
+        return (
+            f"{self.directory} was sampled at temperature {temperature:g}: tau by replay is that of"
+            " these texts, not of the target's greedy ones"
+        )
 
     def meta(self) -> dict[str, Any]:
         """What meta.json says of its making; nothing where there is none."""

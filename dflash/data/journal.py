@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from dflash.data.completions import Completion
+from dflash.durable import drop_torn_line
 from dflash.errors import DataError
 
 
@@ -29,7 +30,7 @@ class Journal:
         try:
             self._lock()
             self._check_settings(dict(settings))
-            self.batches = self._drop_torn_line()
+            self.batches = drop_torn_line(self._file)
         except BaseException:
             self._file.close()
             raise
@@ -88,13 +89,3 @@ class Journal:
                 f"{self.directory} was begun with other settings: {said}",
                 remedy="Type the same options to go on, or delete that directory to start anew.",
             )
-
-    def _drop_torn_line(self) -> int:
-        """Cut off what follows the last newline; returns how many lines there are."""
-        self._file.seek(0)
-        lines = whole = 0
-        for line in self._file:
-            if line.endswith(b"\n"):
-                lines, whole = lines + 1, whole + len(line)
-        self._file.truncate(whole)
-        return lines

@@ -87,6 +87,14 @@ def _check_columns(path: Path, table: pa.Table) -> None:
                 f"{path}: row {row} has no {name} ({column.null_count} such rows)",
                 remedy="take these rows out",
             )
+        entries = pc.list_flatten(column)
+        if entries.null_count:
+            first = pc.index(entries.is_null(), True).as_py()
+            row = np.searchsorted(np.cumsum(list_lengths(column)), first, side="right")
+            raise DataError(
+                f"{path}: row {row} has {name} with gaps ({entries.null_count} missing in all)",
+                remedy="take these rows out, or give every token its value",
+            )
 
 
 def _is_list_of_numbers(kind: pa.DataType) -> bool:

@@ -9,13 +9,14 @@ import pytest
 import torch
 from click.testing import CliRunner
 
+from dflash import trainer
 from dflash.checkpoint import load_model
 from dflash.cli import main
 from dflash.config import TrainConfig
 from dflash.data.completions import Completions
 from dflash.decode import acceptance_length, replay
 from dflash.errors import ConfigError, DataError, Exit
-from dflash.heldout import HeldOut, open_held_out
+from dflash.heldout import HeldOut, held_out_documents
 from dflash.target import Target, load_target
 from dflash.trainer import train
 
@@ -88,15 +89,29 @@ def test_an_evaluated_run_resumes_bitwise(evaluating, rows):
         assert before["evaluation"].get("tau") == after["evaluation"].get("tau")
 
 
-def test_rows_are_limited_and_cut(evaluating, tiny_model):
+def test_rows_are_limited_and_cut(evaluating):
     evaluating["evaluation"]["eval-rows"] = 5
     evaluating["data"]["max-seq-len"] = 30
-    held_out = open_held_out(TrainConfig.from_dict(evaluating), Target(tiny_model, (1, 3)))
-    assert len(held_out.documents) == 5
-    assert all(len(one.input_ids) == len(one.loss_mask) <= 30 for one in held_out.documents)
+    documents = held_out_documents(TrainConfig.from_dict(evaluating), 2048)
+    assert len(documents) == 5
+    assert all(len(one.input_ids) == len(one.loss_mask) <= 30 for one in documents)
     evaluating["data"]["max-seq-len"] = 5
     with pytest.raises(DataError, match="none of 12 rows has two supervised tokens"):
-        open_held_out(TrainConfig.from_dict(evaluating), Target(tiny_model, (1, 3)))
+        held_out_documents(TrainConfig.from_dict(evaluating), 2048)
+
+
+def test_held_out_rows_of_another_tokenizer_are_refused_before_anything_is_loaded(
+    evaluating, tmp_path, monkeypatch
+):
+    foreign = tmp_path / "foreign"
+    shutil.copytree(evaluating["evaluation"]["eval-data"], foreign)
+    about = json.loads((foreign / "meta.json").read_text())
+    (foreign / "meta.json").write_text(json.dumps(about | {"tokenizer_sha256": "0" * 64}))
+    evaluating["evaluation"]["eval-data"] = str(foreign)
+    monkeypatch.setattr(trainer, "load_targets", None)
+    assert train(TrainConfig.from_dict(evaluating)) == 1
+    log = (Path(evaluating["run"]["output-dir"]) / "train.log").read_text()
+    assert "its token ids are another tokenizer's" in log
 
 
 @pytest.mark.parametrize("given", [{"eval-every": 4}, {"eval-data": "somewhere"}])

@@ -61,9 +61,8 @@ def test_the_largest_batches_come_first(options, said, monkeypatch):
     monkeypatch.setattr(module, "_extremes", lambda run: whole.append(run) or extremes(run))
     assert said()[0] == 0
     (run,) = whole
-    padded = [len(b.rows) * run.source.lengths[b.rows].max() for b in run.source.plan.batches]
-    first = seen[0]
-    assert len(first.lengths) * max(first.lengths) == max(padded)
+    tokens = [run.source.lengths[b.rows].sum() for b in run.source.plan.batches]
+    assert len(seen[0].tokens_T) == max(tokens) > min(tokens)
 
 
 def test_the_run_that_follows_is_as_if_nothing_had_been(options, said, losses, tmp_path):

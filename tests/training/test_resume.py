@@ -1,10 +1,12 @@
 """Stopping, saving and resuming: the same bits as the run that was never interrupted."""
 
+import json
 import re
 import shutil
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from dflash.config import TrainConfig
 from dflash.trainer import train
@@ -104,6 +106,47 @@ def test_data_and_target_may_move_but_not_change(options, losses, completions, t
     options["data"]["data-dir"] = str(completions / "heldout")
     assert train(TrainConfig.from_dict(options)) == 1
     assert "was trained with another --data-dir: its content has changed" in log_of(run)
+    assert losses() == whole
+
+
+@pytest.fixture
+def own_target(options, tmp_path, tiny_target_dir):
+    """A copy of the target that may be changed, named by the options."""
+    copy = tmp_path / "target"
+    shutil.copytree(tiny_target_dir, copy)
+    options["model"]["target-model"] = str(copy)
+    return copy
+
+
+def test_a_target_of_other_weights_is_refused(options, losses, own_target):
+    _, run = stopped_halfway(options, losses)
+    path = own_target / "model.safetensors"
+    size = path.stat().st_size
+    save_file({name: 1.5 * x for name, x in load_file(path).items()}, path, {"format": "pt"})
+    assert path.stat().st_size == size
+    assert train(TrainConfig.from_dict(options)) == 1
+    assert "was trained with another --target-model: its content has changed" in log_of(run)
+
+
+def test_a_target_that_makes_another_drafter_is_refused(options, losses, own_target):
+    _, run = stopped_halfway(options, losses)
+    path = own_target / "tokenizer_config.json"
+    about = json.loads(path.read_text())
+    assert about["mask_token"] == "<|mask|>"
+    path.write_text(json.dumps(about | {"mask_token": "<|endoftext|>"}))
+    assert train(TrainConfig.from_dict(options)) == 1
+    assert "another drafter than this run would train: mask_token_id 3 -> 0" in log_of(run)
+
+
+def test_what_a_run_started_from_may_be_gone(options, losses, tmp_path):
+    assert train(TrainConfig.from_dict(options)) == 0
+    run = Path(options["run"]["output-dir"])
+    run.rename(tmp_path / "first")
+    options["model"]["init-from"] = str(tmp_path / "first")
+    whole, run = stopped_halfway(options, losses)
+    shutil.rmtree(tmp_path / "first")
+    del options["model"]["init-from"]
+    assert train(TrainConfig.from_dict(options)) == 0
     assert losses() == whole
 
 
