@@ -18,7 +18,7 @@ from dflash.drafter import Drafter
 from dflash.errors import ConfigError
 from dflash.resolve import check_device, check_fits, choose_dtype
 from dflash.target import FrozenHead, Target, load_target
-from dflash.target_files import load_text_config, load_tokenizer
+from dflash.target_files import load_text_config, load_tokenizer, steady_positions
 
 log = logging.getLogger(__name__)
 
@@ -38,14 +38,24 @@ class Engine:
 
     def plain(self, prompt: list[int]) -> list[int]:
         """The target's own greedy text."""
-        return decode_plainly(self.target, prompt, **self._limits())
+        return decode_plainly(self.target, prompt, **self._limits(prompt))
 
     def steps(self, prompt: list[int], tree_nodes: int = 0) -> Iterator[Step]:
         """The passes of speculative decoding; see `decode_steps`."""
         models = (self.target, self.drafter, self.head)
-        return decode_steps(*models, prompt, tree_nodes=tree_nodes, **self._limits())
+        return decode_steps(*models, prompt, tree_nodes=tree_nodes, **self._limits(prompt))
 
-    def _limits(self) -> dict[str, Any]:
+    def _limits(self, prompt: list[int]) -> dict[str, Any]:
+        steady, draft = steady_positions(self.target.text_config), self.drafter.config.block_size
+        if steady and len(prompt) + self.max_new_tokens + draft > steady:
+            raise ConfigError(
+                "--max-new-tokens",
+                f"must fit, with a prompt of {len(prompt)} tokens and a draft of {draft}, into"
+                f" {steady}: in longer texts this target's rotary embedding takes other"
+                " frequencies, for all of their tokens",
+                self.max_new_tokens,
+                remedy="Lower it, or leave that prompt out.",
+            )
         return {"max_new_tokens": self.max_new_tokens, "eos_token_ids": self.eos_token_ids}
 
 

@@ -17,7 +17,7 @@ from dflash.fields import as_text
 from dflash.prefetch import BatchSource
 from dflash.shapes import ShapePolicy
 from dflash.size_choice import choose_sizes
-from dflash.target_files import load_text_config, load_tokenizer
+from dflash.target_files import load_text_config, load_tokenizer, steady_positions
 
 log = logging.getLogger(__name__)
 
@@ -252,6 +252,15 @@ def _mask_token_id(config: TrainConfig, vocab_size: int) -> int:
 
 
 def _check_positions(config: TrainConfig, text_config: Any) -> None:
+    steady = steady_positions(text_config)
+    if steady and config.data.max_seq_len > steady:
+        raise ConfigError(
+            "--max-seq-len",
+            f"must be at most {steady} for this target: in longer texts its rotary embedding takes"
+            " other frequencies, for all of their tokens",
+            config.data.max_seq_len,
+            remedy=f"Type --max-seq-len {steady}.",
+        )
     limit = getattr(text_config, "max_position_embeddings", None)
     if limit and config.data.max_seq_len > limit:
         log.warning(

@@ -37,6 +37,22 @@ def load_text_config(path: str, *, trust_remote_code: bool) -> Any:
     return config.get_text_config()
 
 
+def steady_positions(text_config: Any) -> int | None:
+    """Tokens of a text up to which each token's keys are the same however long the text becomes.
+
+    Rotary embeddings of the types "dynamic" and "longrope" take other frequencies in longer texts,
+    for all tokens (transformers, modeling_rope_utils.dynamic_rope_update). None: no such limit.
+    """
+    rope = getattr(text_config, "rope_parameters", None) or {}
+    limits = []
+    for each in [rope, *(one for one in rope.values() if isinstance(one, dict))]:
+        if each.get("rope_type") == "longrope":
+            limits.append(int(each["original_max_position_embeddings"]))
+        if each.get("rope_type") == "dynamic":
+            limits.append(int(text_config.max_position_embeddings))
+    return min(limits, default=None)
+
+
 def load_tokenizer(path: str | Path, *, trust_remote_code: bool) -> PreTrainedTokenizerBase:
     """The target's tokenizer, from its local directory; raises ModelError when there is none."""
     try:

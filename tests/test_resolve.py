@@ -168,6 +168,30 @@ def test_more_tokens_than_the_target_has_positions_are_warned_of(train_config, c
     assert "--max-seq-len 1025 is past the target's 1024 positions" in caplog.text
 
 
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 1e4,
+    "short_factor": [1.0] * 16,
+    "long_factor": [4.0] * 16,
+    "original_max_position_embeddings": 64,
+    "factor": 4.0,
+}
+DYNAMIC = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4}
+
+
+@pytest.mark.parametrize(("rope", "steady"), [(LONGROPE, 64), (DYNAMIC, 1024)])
+def test_texts_in_which_the_rotary_embedding_changes_are_refused(
+    train_config, target_with, rope, steady
+):
+    model = target_with(rope_parameters=rope)
+    drafter_shape(train_config(model=model, data={"max-seq-len": steady, "token-budget": 4000}))
+    with pytest.raises(ConfigError, match=f"--max-seq-len must be at most {steady} for this") as no:
+        drafter_shape(
+            train_config(model=model, data={"max-seq-len": steady + 1, "token-budget": 4000})
+        )
+    assert no.value.remedy == f"Type --max-seq-len {steady}."
+
+
 @pytest.mark.parametrize("name", ["final_logit_softcapping", "logits_scaling", "logit_scale"])
 def test_soft_labels_need_a_bare_lm_head(train_config, target_with, name):
     model = target_with(**{name: 30.0})
