@@ -34,6 +34,7 @@ TRAINING_KINDS = ("weight", "step", "exp_avg", "exp_avg_sq")
 VERIFIER_OWNED = {
     f"{name}.weight" for name in ("embed_tokens", "lm_head", "verifier_lm_head", "verifier_norm")
 }
+ANOTHER_CHECKPOINT = "copy the checkpoint again, or give another"
 STEP = re.compile(r"step-\d{8,}")
 FILES = ("config.json", "model.safetensors", "training.safetensors", "state.json")
 
@@ -224,17 +225,17 @@ def load_model(
 
 
 def _read_weights(directory: Path, device: torch.device | str) -> dict[str, Tensor]:
-    if (directory / "training.safetensors").is_file():
-        tensors = load_file(directory / "training.safetensors", device=str(device))
-        prefix = "weight."
-        return {k[len(prefix) :]: v for k, v in tensors.items() if k.startswith(prefix)}
+    path, prefix = directory / "training.safetensors", "weight."
+    if not path.is_file():
+        path, prefix = directory / "model.safetensors", ""
     try:
-        return load_file(directory / "model.safetensors", device=str(device))
+        tensors = load_file(path, device=str(device))
     except (OSError, SafetensorError) as error:
         raise CheckpointError(
-            f"{directory}/model.safetensors cannot be read: {error}",
-            remedy="give a checkpoint whose weights are in this one file",
+            f"{path} cannot be read: {error}",
+            remedy="give another checkpoint, whole and with its weights in this one file",
         ) from error
+    return {k[len(prefix) :]: v for k, v in tensors.items() if k.startswith(prefix)}
 
 
 def _check_weights(
@@ -277,11 +278,17 @@ def _training_tensors(drafter: Drafter, optimizer: torch.optim.Optimizer) -> dic
 def read_json(path: Path) -> dict[str, Any]:
     """Read an object; raises CheckpointError."""
     if not path.is_file():
-        raise CheckpointError(f"{path.parent} is not a checkpoint: no {path.name}")
+        raise CheckpointError(
+            f"{path.parent} is not a checkpoint: no {path.name}", remedy=ANOTHER_CHECKPOINT
+        )
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise CheckpointError(f"{path} cannot be read: {error}") from error
+        raise CheckpointError(
+            f"{path} cannot be read: {error}", remedy=ANOTHER_CHECKPOINT
+        ) from error
     if not isinstance(value, dict):
-        raise CheckpointError(f"{path} must hold an object, got {type(value).__name__}")
+        raise CheckpointError(
+            f"{path} must hold an object, got {type(value).__name__}", remedy=ANOTHER_CHECKPOINT
+        )
     return value

@@ -1,6 +1,5 @@
 """A target and a drafter, loaded to decode together."""
 
-import json
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,12 +9,12 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from dflash.checkpoint import find_checkpoint, load_model, load_shape
+from dflash.checkpoint import find_checkpoint, load_model, load_shape, read_json
 from dflash.data.generate import eos_token_ids
 from dflash.decode import Step, decode_plainly, decode_steps
 from dflash.decoding_options import DecodingOptions
 from dflash.drafter import Drafter
-from dflash.errors import ConfigError
+from dflash.errors import CheckpointError, ConfigError
 from dflash.resolve import check_device, check_fits, choose_dtype
 from dflash.target import FrozenHead, Target, load_target
 from dflash.target_files import load_text_config, load_tokenizer, steady_positions
@@ -95,7 +94,12 @@ def target_of(checkpoint: Path) -> str:
             f"is needed: {checkpoint} does not say which target it is for",
             remedy="Add --target-model DIRECTORY.",
         )
-    named: str = json.loads(state.read_text(encoding="utf-8"))["config"]["model"]["target-model"]
+    try:
+        named: str = read_json(state)["config"]["model"]["target-model"]
+    except (KeyError, TypeError) as error:
+        raise CheckpointError(
+            f"{state} names no target (no {error})", remedy="Add --target-model DIRECTORY."
+        ) from error
     return named
 
 

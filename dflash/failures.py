@@ -2,6 +2,7 @@
 
 import logging
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -21,7 +22,11 @@ MEMORY_IS_FULL = (
 
 
 def reported(run: Callable[[], int]) -> int:
-    """The exit code of `run`, or of what it raised, which is logged."""
+    """The exit code of `run`, or of what it raised, which is logged.
+
+    SIGTERM interrupts it as Ctrl-C does, until `stop.on_signals` takes both.
+    """
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         return run()
     except StuckThreads as error:
@@ -31,6 +36,8 @@ def reported(run: Callable[[], int]) -> int:
         return Exit.INTERRUPTED
     except Exception as error:
         return report(error)
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def report(error: BaseException) -> int:

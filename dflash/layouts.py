@@ -170,6 +170,9 @@ def _layer_types(layers: int, window: int) -> list[str]:
     return [*[kind] * (layers - 1), "full_attention"]
 
 
+SIZES = ("hidden_size", "intermediate_size", "num_layers", "num_heads", "head_dim", "vocab_size")
+
+
 class _Fields:
     """Fields of a config.json, read strictly."""
 
@@ -190,6 +193,13 @@ class _Fields:
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
             raise self.wrong(name, "must be a whole number")
         return value
+
+    def number(self, name: str) -> float:
+        """Any number."""
+        value = self.need(name)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise self.wrong(name, "must be a number")
+        return float(value)
 
     def counts(self, name: str) -> tuple[int, ...]:
         """A list of them."""
@@ -269,16 +279,39 @@ def _drafter(fields: _Fields, **of_dflash: Any) -> DrafterConfig:
     expected = _layer_types(numbers["num_layers"], window)
     if fields.values.get("layer_types") not in (None, expected):
         raise fields.wrong("layer_types", f"must be {expected}")
-    return DrafterConfig(
+    config = DrafterConfig(
         **numbers,
         **of_dflash,
-        rms_norm_eps=float(fields.need("rms_norm_eps")),
+        rms_norm_eps=fields.number("rms_norm_eps"),
         rope_theta=_rope_theta(fields),
         sliding_window=window,
         bos_token_id=fields.values.get("bos_token_id"),
         eos_token_id=fields.values.get("eos_token_id"),
         pad_token_id=fields.values.get("pad_token_id"),
     )
+    _check_ranges(fields.where, config)
+    return config
+
+
+def _check_ranges(where: str, config: DrafterConfig) -> None:
+    layers, ids = config.num_target_layers, config.target_layer_ids
+    rules = {
+        **{name: (getattr(config, name) >= 1, "must be at least 1") for name in SIZES},
+        "block_size": (config.block_size >= 2, "must be at least 2"),
+        "mask_token_id": (
+            config.mask_token_id < config.vocab_size,
+            f"must be below vocab_size, {config.vocab_size}",
+        ),
+        "target_layer_ids": (
+            bool(ids) and list(ids) == sorted({i for i in ids if 0 <= i < layers}),
+            f"must be increasing layers of the target, 0 to {layers - 1}",
+        ),
+    }
+    for name, (holds, rule) in rules.items():
+        if not holds:
+            raise CheckpointError(
+                f"{where}: {name} {rule}, got {getattr(config, name)}", remedy=REMEDY
+            )
 
 
 def _rope_theta(fields: _Fields) -> float:

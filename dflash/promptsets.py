@@ -11,9 +11,11 @@ from transformers import PreTrainedTokenizerBase
 
 from dflash.data.completions import Completion, Completions
 from dflash.data.generate import chat_prompt
+from dflash.data.sources import CONVERSATION_KEYS, holds_objects, lines, objects
 from dflash.errors import DataError
 
 FORMS = 'one of {"prompt": "..."} and {"conversations": [{"role": "user", "content": "..."}]}'
+SHAREGPT = {"human": "user", "gpt": "assistant"}
 
 
 @dataclass(frozen=True)
@@ -70,17 +72,9 @@ def _answers(stored: Completions) -> Iterator[Completion]:
 
 
 def _written(path: Path, tokenizer: PreTrainedTokenizerBase, raw: bool) -> Iterator[Completion]:
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(
-            f"{path}: cannot be read as text: {error}",
-            remedy="give a .txt or .jsonl file or a directory of tokenized completions",
-        ) from error
-    for number, line in enumerate(lines, start=1):
-        if line.strip():
-            messages = _messages(line, f"{path}:{number}") if path.suffix == ".jsonl" else line
-            ids = prompt_ids(tokenizer, messages, raw=raw)
+    for number, prompt in _chats(path) if holds_objects(path) else lines(path):
+        if prompt and (not isinstance(prompt, str) or prompt.strip()):
+            ids = prompt_ids(tokenizer, prompt, raw=raw)
             yield Completion(str(number), path.stem, ids, [0] * len(ids))
 
 
@@ -100,13 +94,29 @@ def prompt_ids(
     return chat_prompt(tokenizer, prompt)
 
 
-def _messages(line: str, where: str) -> str | list[dict[str, str]]:
-    try:
-        entry: Any = json.loads(line)
-        if isinstance(entry.get("prompt"), str):
-            return entry["prompt"]
-        turns = entry.get("conversations") or entry["messages"]
-        last = max(i for i, turn in enumerate(turns) if turn["role"] == "user")
-        return [{"role": turn["role"], "content": turn["content"]} for turn in turns[: last + 1]]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DataError(f"{where}: must be {FORMS}, got {line[:60]!r}", remedy="mend it") from error
+def _chats(path: Path) -> Iterator[tuple[int, str | list[dict[str, str]]]]:
+    for number, row in objects(path):
+        try:
+            yield number, _prompt(row)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            shown = json.dumps(row)[:60]
+            raise DataError(
+                f"{path}: line {number} must be {FORMS}, got {shown}",
+                remedy="Mend or delete that line.",
+            ) from error
+
+
+def _prompt(row: dict[str, Any]) -> str | list[dict[str, str]]:
+    """A text, or the turns of a chat up to the user's last one."""
+    said, *_ = [row[key] for key in CONVERSATION_KEYS if row.get(key) is not None]
+    if isinstance(said, str):
+        return said
+    turns = [_turn(turn) for turn in said]
+    last = max(i for i, turn in enumerate(turns) if turn["role"] == "user")
+    return turns[: last + 1]
+
+
+def _turn(turn: dict[str, str]) -> dict[str, str]:
+    role = turn["role"] if "role" in turn else turn["from"]
+    content = turn["content"] if "content" in turn else turn["value"]
+    return {"role": SHAREGPT.get(role, role), "content": content}

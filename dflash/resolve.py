@@ -2,6 +2,7 @@
 
 import importlib.util
 import logging
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ log = logging.getLogger(__name__)
 
 # Settings that change logits after lm_head; the drafter's consumers apply the bare lm_head.
 LOGIT_TRANSFORMS = ("final_logit_softcapping", "logits_scaling", "logit_scale")
+DEVICE = re.compile(r"cpu|cuda(:(0|[1-9]\d?))?")
+"""torch's own numbers of devices end at 127, with an error of its own."""
 LINEAR_ATTENTION_KERNELS = {"fla": "flash-linear-attention", "causal_conv1d": "causal-conv1d"}
 """Packages that transformers takes kernels from, and the distributions that have them."""
 
@@ -40,6 +43,13 @@ def check_devices(config: TrainConfig) -> None:
 
 def check_device(option: str, name: str) -> None:
     """Raise ConfigError unless this machine has the device."""
+    if not DEVICE.fullmatch(name):
+        raise ConfigError(
+            option,
+            "must be cpu, cuda or cuda:N",
+            name,
+            remedy="Name a device that `nvidia-smi -L` lists, such as cuda:0, or cpu.",
+        )
     device = torch.device(name)
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ConfigError(

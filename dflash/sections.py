@@ -66,7 +66,11 @@ class DataConfig(Section):
         4, help="threads that read and collate batches", unit="threads", at_least=1
     )
     seed: int = option(
-        0, help="fixes initial weights, batch order, anchors and noise", unit="number", at_least=0
+        0,
+        help="fixes initial weights, batch order, anchors and noise",
+        unit="number",
+        at_least=0,
+        below=2**32,
     )
 
 
@@ -230,7 +234,7 @@ class LoggingConfig(Section):
 
     log_format: str = option(
         "auto",
-        help="bar for a terminal, lines for a file; auto looks at stdout",
+        help="bar for a terminal, lines for a file; auto looks at stderr",
         choices=("auto", "bar", "lines"),
     )
     log_interval: int = option(10, help="steps between two plain lines", unit="steps", at_least=1)

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from itertools import islice
 
 import pytest
@@ -57,7 +58,9 @@ def run(work, tiny_target_dir):
     def run(command, *options, stdin=None):
         common = ["--target-model", str(tiny_target_dir), "--max-new-tokens", str(LONG)]
         arguments = [command, str(work / "checkpoint"), *common, *map(str, options)]
-        return CliRunner().invoke(main, [*arguments, "--device", "cpu"], input=stdin)
+        if "--device" not in options:
+            arguments += ["--device", "cpu"]
+        return CliRunner().invoke(main, arguments, input=stdin)
 
     return run
 
@@ -149,6 +152,34 @@ def test_a_checkpoint_that_does_not_name_its_target(work):
     result = CliRunner().invoke(main, arguments)
     assert result.exit_code == Exit.USAGE
     assert "--target-model is needed" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("training.safetensors", b"", "training.safetensors cannot be read"),
+        ("state.json", b"{", "state.json cannot be read"),
+        ("state.json", b"{}", "names no target"),
+        ("config.json", b'{"model', "config.json cannot be read"),
+    ],
+)
+def test_a_damaged_checkpoint_is_told(work, tmp_path, tiny_target_dir, name, content, message):
+    checkpoint = tmp_path / "checkpoint"
+    shutil.copytree(work / "checkpoint", checkpoint)
+    (checkpoint / name).write_bytes(content)
+    target = [] if name == "state.json" else ["--target-model", str(tiny_target_dir)]
+    arguments = ["evaluate", str(checkpoint), "--data", str(work / "code.txt"), *target]
+    result = CliRunner().invoke(main, [*arguments, "--device", "cpu"])
+    assert result.exit_code == Exit.FAILED
+    assert message in result.stderr
+    assert "--resume" not in result.stderr
+
+
+@pytest.mark.parametrize("device", ["gpu", "0", "cuda:-1", "cuda:00", "mps", "cuda:999999999999"])
+def test_a_device_that_is_none_is_told(run, work, device):
+    result = run("evaluate", "--data", work / "code.txt", "--device", device)
+    assert result.exit_code == Exit.USAGE
+    assert f"--device must be cpu, cuda or cuda:N, got {device}" in result.stderr
 
 
 @pytest.mark.parametrize(

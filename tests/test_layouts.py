@@ -126,12 +126,32 @@ def test_an_unknown_field_could_change_the_drafter(drafter_shape, inside):
         ("layer_types", ["sliding_attention"] * 2, "must be"),
         ("hidden_size", "16", "must be a whole number"),
         ("block_size", True, "must be a whole number"),
+        ("rms_norm_eps", "abc", "must be a number"),
+        ("hidden_size", 0, "must be at least 1"),
         ("dflash_config", None, "must hold fields"),
     ],
 )
 def test_a_value_that_cannot_be_honoured_is_named(drafter_shape, name, value, rule):
     public = {**zlab_config(drafter_shape()), name: value}
     with pytest.raises(CheckpointError, match=f"{name}.*{rule}"):
+        read(public)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "rule"),
+    [
+        ("block_size", 1, "must be at least 2"),
+        ("mask_token_id", 10**6, "must be below vocab_size"),
+        ("target_layer_ids", [], "must be increasing layers of the target, 0 to"),
+        ("target_layer_ids", [3, 1], "must be increasing layers of the target, 0 to"),
+        ("target_layer_ids", [1, 10**6], "must be increasing layers of the target, 0 to"),
+    ],
+)
+def test_a_value_of_dflash_out_of_its_range_is_named(drafter_shape, name, value, rule):
+    public = zlab_config(drafter_shape())
+    public["dflash_config"] = {**public["dflash_config"], name: value}
+    public["block_size"] = public["dflash_config"]["block_size"]
+    with pytest.raises(CheckpointError, match=f"{name} {rule}"):
         read(public)
 
 

@@ -50,11 +50,39 @@ def test_a_chat_is_cut_after_the_users_last_turn(tmp_path, tiny_tokenizer, key):
     assert "five" in second
 
 
-@pytest.mark.parametrize("line", ["{", "[]", "3", '{"text": "x"}', '{"messages": []}'])
-def test_a_line_that_is_no_prompt_is_named(tmp_path, tiny_tokenizer, line):
+@pytest.mark.parametrize("prompt", [[("role", "content")], [("from", "value")]])
+def test_a_prompt_may_be_messages_of_either_form(tmp_path, tiny_tokenizer, prompt):
+    ((role, content),) = prompt
+    path = tmp_path / "chats.JSONL"
+    path.write_text(json.dumps({"prompt": [{role: "user", content: "six"}]}) + "\n")
+    assert texts(read(path, tiny_tokenizer), tiny_tokenizer) == [
+        tiny_tokenizer.decode(prompt_ids(tiny_tokenizer, "six", raw=False))
+    ]
+
+
+def test_lines_end_where_editors_end_them(tmp_path, tiny_tokenizer):
+    (tmp_path / "a.jsonl").write_text('{"prompt": "one\u2028two"}\n')
+    (tmp_path / "a.txt").write_text("one\x0ctwo\nthree\n")
+    assert len(read(tmp_path / "a.jsonl", tiny_tokenizer).documents) == 1
+    assert len(read(tmp_path / "a.txt", tiny_tokenizer).documents) == 2
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{", "is cut off or not JSON"),
+        ("[]", "is a JSON list, not an object"),
+        ("3", "is a JSON int, not an object"),
+        ('{"text": "x"}', "must be one of .*prompt"),
+        ('{"messages": []}', "must be one of .*prompt"),
+        ('{"messages": [{"role": "system", "content": "x"}]}', "must be one of .*prompt"),
+        ('{"messages": [3]}', "must be one of .*prompt"),
+    ],
+)
+def test_a_line_that_is_no_prompt_is_named(tmp_path, tiny_tokenizer, line, message):
     path = tmp_path / "chats.jsonl"
     path.write_text(json.dumps({"prompt": "x"}) + "\n" + line + "\n")
-    with pytest.raises(DataError, match=r"chats\.jsonl:2: must be one of .*prompt"):
+    with pytest.raises(DataError, match=rf"chats\.jsonl: line 2 {message}"):
         read(path, tiny_tokenizer)
 
 
@@ -84,5 +112,10 @@ def test_an_empty_file_and_one_that_is_not_text(tmp_path, tiny_tokenizer):
     with pytest.raises(DataError, match="no prompt in it"):
         read(tmp_path / "a.txt", tiny_tokenizer)
     (tmp_path / "b.txt").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(DataError, match="cannot be read as text"):
+    with pytest.raises(DataError, match="line 1 is not UTF-8"):
         read(tmp_path / "b.txt", tiny_tokenizer)
+    (tmp_path / "c.json").write_text("[]")
+    with pytest.raises(DataError, match="is neither text nor JSONL"):
+        read(tmp_path / "c.json", tiny_tokenizer)
+    with pytest.raises(DataError, match="cannot be read: No such file"):
+        read(tmp_path / "d.txt", tiny_tokenizer)

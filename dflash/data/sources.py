@@ -21,7 +21,7 @@ CONVERSATION_KEYS = ("messages", "conversations", "prompt")
 
 @dataclass(frozen=True)
 class Conversation:
-    """System and user messages, in order: the assistant's are written anew.."""
+    """System and user messages, in order: the assistant's are written anew."""
 
     line: int
     id: str
@@ -46,29 +46,29 @@ def is_tokenized(source: Path) -> bool:
     """Whether the source holds token ids already; of a JSONL file the first line decides."""
     if source.is_dir() or source.suffix == ".parquet":
         return True
-    first = next(iter(_objects(source)), None) if source.suffix == ".jsonl" else None
+    first = next(iter(objects(source)), None) if holds_objects(source) else None
     return first is not None and "input_ids" in first[1]
 
 
 def conversations(source: Path) -> Iterator[Conversation]:
     """The prompts of a text or JSONL file; one without messages is to be left out."""
-    if source.suffix != ".jsonl":
-        for number, text in _lines(source):
+    if not holds_objects(source):
+        for number, text in lines(source):
             messages = ({"role": "user", "content": text},) if text.strip() else ()
             yield Conversation(number, str(number), messages)
         return
-    for number, row in _objects(source):
+    for number, row in objects(source):
         name = str(row.get("id") or row.get("uuid") or number)
         yield Conversation(number, name, tuple(_messages(source, number, row)))
 
 
 def token_rows(source: Path) -> Iterator[TokenRow]:
     """The rows of a tokenized source. Raises DataError naming the row that is none."""
-    if source.suffix != ".jsonl":
+    if source.is_dir() or not holds_objects(source):
         data = Completions(source)
         yield from (TokenRow(f"row {i}", data.completion(i)) for i in range(len(data)))
         return
-    for number, row in _objects(source):
+    for number, row in objects(source):
         ids, mask = (_integers(source, number, row, key) for key in ("input_ids", "loss_mask"))
         if len(ids) != len(mask):
             raise _bad_line(
@@ -78,8 +78,26 @@ def token_rows(source: Path) -> Iterator[TokenRow]:
         yield TokenRow(f"line {number}", done, row.get("text"))
 
 
-def _lines(source: Path) -> Iterator[tuple[int, str]]:
-    with source.open("rb") as file:
+def holds_objects(source: Path) -> bool:
+    """Whether a file is JSONL, by its name; otherwise it is text. Raises DataError for .json."""
+    if source.suffix.lower() == ".json":
+        raise DataError(
+            f"{source}: a .json file is neither text nor JSONL",
+            remedy="Write one object a line, and call it .jsonl.",
+        )
+    return source.suffix.lower() == ".jsonl"
+
+
+def lines(source: Path) -> Iterator[tuple[int, str]]:
+    """Number and text of every line, those of a text editor; raises DataError."""
+    try:
+        file = source.open("rb")
+    except OSError as error:
+        raise DataError(
+            f"{source}: cannot be read: {error.strerror}",
+            remedy="Give a .txt or .jsonl file, or a directory of tokenized completions.",
+        ) from error
+    with file:
         for number, line in enumerate(file, start=1):
             try:
                 yield number, line.decode("utf-8").rstrip("\r\n")
@@ -87,8 +105,9 @@ def _lines(source: Path) -> Iterator[tuple[int, str]]:
                 raise _bad_line(source, number, f"is not UTF-8 ({error.reason})") from error
 
 
-def _objects(source: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    for number, text in _lines(source):
+def objects(source: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Number and object of every line of a JSONL file that is not empty; raises DataError."""
+    for number, text in lines(source):
         if not text.strip():
             continue
         try:

@@ -5,10 +5,13 @@ import re
 import signal
 from pathlib import Path
 
-from dflash import drafter_loop
+from dflash import drafter_loop, trainer
 from dflash.checkpoint import Checkpoints
 from dflash.config import TrainConfig
+from dflash.rehearse import rehearse
 from dflash.trainer import train
+
+TERM = signal.SIGTERM
 
 
 def test_sigterm_while_loading_leaves_nothing(options, monkeypatch):
@@ -21,6 +24,17 @@ def test_sigterm_while_loading_leaves_nothing(options, monkeypatch):
     monkeypatch.setattr(drafter_loop, "build_drafter", told_to_stop)
     assert train(TrainConfig.from_dict(options)) == 130
     assert not list(Path(options["run"]["output-dir"]).glob("step-*"))
+
+
+def test_sigterm_before_anything_is_loaded_is_told_and_leaves_nothing(options, monkeypatch):
+    monkeypatch.setattr(trainer, "load_targets", lambda *_, **__: signal.raise_signal(TERM))
+    config = TrainConfig.from_dict(options)
+    run = Path(options["run"]["output-dir"])
+    for start in (train, rehearse):
+        assert start(config) == 130
+        assert not list(run.parent.glob("**/.rehearsal-*"))
+    assert "interrupted during start-up; nothing was trained" in (run / "train.log").read_text()
+    assert signal.getsignal(TERM) is signal.SIG_DFL
 
 
 def test_sigterm_while_saving_ends_after_one_more_step(options, monkeypatch):
