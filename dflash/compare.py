@@ -160,7 +160,7 @@ def _seconds_to_start(rows: Rows) -> float:
 def read_metrics(run: Path) -> Rows:
     """Step -> metrics of an output directory; of a step that a resumed run repeated, the last."""
     path = _file(run, "metrics.jsonl")
-    lines = path.read_text(encoding="utf-8").split("\n")
+    lines = path.read_bytes().split(b"\n")
     rows: Rows = {}
     for number, line in enumerate(lines[:-1], start=1):  # a torn line has no newline after it
         try:

@@ -1,9 +1,11 @@
 """`dflash export`: a checkpoint in a layout that others read, checked as it lies on disk."""
 
+import os
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 
 from dflash.checkpoint import (
     find_checkpoint,
@@ -40,7 +42,7 @@ def export(
 
     Raises CheckpointError or ModelError, naming the field, weight or file.
     """
-    if out.exists():
+    if os.path.lexists(out):
         raise CheckpointError(f"{out} exists already", remedy="remove it or choose another name")
     checkpoint = find_checkpoint(checkpoint)
     if layout == "speculators" and target_model is None:
@@ -55,9 +57,14 @@ def export(
         config = speculators_config(drafter.config, named, dtype)
     else:
         config = zlab_config(drafter.config, dtype)
-    with staged(out) as staging:
-        write_model(staging, config, drafter, getattr(torch, dtype))
-        _check_written(staging, drafter, getattr(torch, dtype), layers)
+    try:
+        with staged(out) as staging:
+            write_model(staging, config, drafter, getattr(torch, dtype))
+            _check_written(staging, drafter, getattr(torch, dtype), layers)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(
+            f"{out} could not be written: {error}", remedy="make room there, or choose another name"
+        ) from error
     return out
 
 

@@ -24,6 +24,9 @@ _NUMBERS: dict[Any, Any] = {
 }
 
 
+CHECK_THE_FILE = "Look whether it is there, whether you may use it, and whether the disk has room."
+
+
 class DflashCommand(click.Command):
     """A command that reports a DflashError as message and remedy, without a traceback.
 
@@ -137,9 +140,16 @@ def reported(ctx: click.Context) -> Iterator[None]:
     try:
         yield
     except ConfigError as error:
-        raise click.UsageError(f"{error}\n{error.remedy}", ctx) from error
+        help_of = f"Run `{ctx.command_path} --help` for every option, its unit and its default."
+        remedy = help_of if error.remedy is ConfigError.remedy else error.remedy
+        raise click.UsageError(f"{error}\n{remedy}", ctx) from error
     except DflashError as error:
         click.echo(f"Error: {error}\n{error.remedy}", err=True)
         ctx.exit(error.exit_code)
+    except OSError as error:
+        if error.filename is None:
+            raise
+        click.echo(f"Error: {error}\n{CHECK_THE_FILE}", err=True)
+        ctx.exit(Exit.FAILED)
     except KeyboardInterrupt:
         ctx.exit(Exit.INTERRUPTED)

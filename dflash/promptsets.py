@@ -81,10 +81,18 @@ def _written(path: Path, tokenizer: PreTrainedTokenizerBase, raw: bool) -> Itera
 def prompt_ids(
     tokenizer: PreTrainedTokenizerBase, prompt: str | list[dict[str, str]], *, raw: bool
 ) -> list[int]:
-    """Token ids of a text, or of a chat up to the assistant's next turn."""
+    """Token ids of a text, or of a chat up to the assistant's next turn; raises DataError."""
     if isinstance(prompt, str):
+        try:
+            prompt.encode()
+        except UnicodeEncodeError as error:
+            raise DataError(
+                f"the prompt {prompt[:40]!r} is not UTF-8", remedy="Give it as UTF-8."
+            ) from error
         if raw or not tokenizer.chat_template:
-            return list(tokenizer(prompt)["input_ids"])
+            if not (ids := list(tokenizer(prompt)["input_ids"])):
+                raise DataError("the prompt is empty", remedy="Give one token at least.")
+            return ids
         prompt = [{"role": "user", "content": prompt}]
     if not tokenizer.chat_template:
         raise DataError(

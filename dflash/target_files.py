@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -55,12 +54,10 @@ def steady_positions(text_config: Any) -> int | None:
 
 def load_tokenizer(path: str | Path, *, trust_remote_code: bool) -> PreTrainedTokenizerBase:
     """The target's tokenizer, from its local directory; raises ModelError when there is none."""
-    try:
+    with _loading(str(path)):
         return AutoTokenizer.from_pretrained(
             path, local_files_only=True, trust_remote_code=trust_remote_code
         )
-    except (OSError, ValueError) as error:
-        raise ModelError(f"--target-model {path}: no tokenizer can be loaded: {error}") from error
 
 
 def load_causal_lm(path: str, dtype: torch.dtype, *, trust_remote_code: bool) -> PreTrainedModel:
@@ -114,7 +111,9 @@ def _attend_without_plans() -> None:
 
 @contextmanager
 def _loading(path: str) -> Iterator[None]:
+    """Whatever the library raises says what is wrong with the files, in many classes."""
     try:
         yield
-    except (OSError, ValueError, SafetensorError) as error:
-        raise ModelError(f"--target-model {path} cannot be loaded: {error}") from error
+    except Exception as error:
+        why = f"{type(error).__name__}: {error}"
+        raise ModelError(f"--target-model {path} cannot be loaded: {why}") from error

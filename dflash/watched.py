@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from dflash.concurrency import Scope
 from dflash.errors import DflashError
@@ -46,13 +46,15 @@ def watched(directory: Path, run: RunConfig, scope: Scope) -> Iterator[None]:
             return
         child = _start(directory, run)
         _allow_to_look(child.pid)
+        leaving = threading.Event()
         listener = threading.Thread(
-            target=_listen, args=(child.stdout, run, scope), name="watchdog", daemon=True
+            target=_listen, args=(child, run, scope, leaving), name="watchdog", daemon=True
         )
         listener.start()
         try:
             yield
         finally:
+            leaving.set()
             _say_goodbye(child)
             listener.join(run.stop_grace_s)
 
@@ -90,8 +92,11 @@ def _say_goodbye(child: subprocess.Popen[str]) -> None:
         child.wait()
 
 
-def _listen(lines: IO[str], run: RunConfig, scope: Scope) -> None:
-    for line in lines:
+def _listen(
+    child: subprocess.Popen[str], run: RunConfig, scope: Scope, leaving: threading.Event
+) -> None:
+    assert child.stdout is not None
+    for line in child.stdout:
         finding = json.loads(line)
         if finding["kind"] == "progress":
             log.info("%s: %s, %.0f s so far", finding["loop"], finding["phase"], finding["for_s"])
@@ -99,6 +104,8 @@ def _listen(lines: IO[str], run: RunConfig, scope: Scope) -> None:
             log.warning("stacks in %s: %s", finding["path"], finding["summary"])
         else:
             _stuck(finding, run, scope)
+    if not leaving.is_set():
+        log.error("the watchdog has ended: from here on nobody sees a loop that is stuck")
 
 
 def _stuck(finding: dict[str, Any], run: RunConfig, scope: Scope) -> None:

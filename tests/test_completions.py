@@ -152,7 +152,7 @@ def test_a_directory_without_a_state_is_refused(tmp_path):
     assert str(tmp_path) in str(caught.value)
 
 
-@pytest.mark.parametrize("state", ["{", "{}", "[]", '{"_data_files": [{}]}'])
+@pytest.mark.parametrize("state", ["{", "{}", "[]", '{"_data_files": [{}]}', '{"_data_files": []}'])
 def test_a_state_that_says_nothing_is_refused(tmp_path, state):
     (tmp_path / "state.json").write_text(state)
     with pytest.raises(DataError, match=r"state\.json"):

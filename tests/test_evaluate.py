@@ -132,6 +132,7 @@ def test_usage_errors(run, work, options, message):
     result = run("evaluate", "--data", work / "stored", *options)
     assert result.exit_code == Exit.USAGE
     assert message in result.stderr
+    assert "dflash train" not in result.stderr
 
 
 def test_replay_needs_texts(run, work):

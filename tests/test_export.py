@@ -243,6 +243,12 @@ def refusal(arguments):
 def test_nothing_is_overwritten(saved, tmp_path):
     (tmp_path / "there").mkdir()
     assert "exists already" in refusal([saved, tmp_path / "there", "--format", "z-lab"])
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    assert "exists already" in refusal([saved, tmp_path / "link", "--format", "z-lab"])
+    (tmp_path / "file").touch()
+    said = refusal([saved, tmp_path / "file" / "out", "--format", "z-lab"])
+    assert "could not be written" in said
+    assert "Not a directory" in said
 
 
 def test_numbers_that_a_dtype_cannot_hold_are_found(tmp_path, tiny_model):
@@ -273,7 +279,7 @@ def test_an_export_appears_whole_or_not_at_all(saved, tmp_path, monkeypatch, fai
         raise OSError("No space left on device")
 
     monkeypatch.setattr(failing, fail)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(checkpoint.CheckpointError, match="out could not be written: No space left"):
         export.export(
             saved, tmp_path / "out", "z-lab", dtype="bfloat16", target_model=None, verifier=None
         )

@@ -119,3 +119,17 @@ def test_an_empty_file_and_one_that_is_not_text(tmp_path, tiny_tokenizer):
         read(tmp_path / "c.json", tiny_tokenizer)
     with pytest.raises(DataError, match="cannot be read: No such file"):
         read(tmp_path / "d.txt", tiny_tokenizer)
+
+
+def test_messages_that_the_template_refuses_are_told(tiny_tokenizer, monkeypatch):
+    refuses = "{{ raise_exception('System role not supported') }}"
+    monkeypatch.setattr(tiny_tokenizer, "chat_template", refuses)
+    messages = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hello"}]
+    with pytest.raises(DataError, match=r"messages of system, user, .* 'hello': System role not"):
+        prompt_ids(tiny_tokenizer, messages, raw=False)
+
+
+@pytest.mark.parametrize(("prompt", "message"), [("", "is empty"), ("a\udcff", "is not UTF-8")])
+def test_a_prompt_without_a_token_or_that_is_no_text_is_refused(tiny_tokenizer, prompt, message):
+    with pytest.raises(DataError, match=message):
+        prompt_ids(tiny_tokenizer, prompt, raw=True)

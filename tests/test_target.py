@@ -305,9 +305,16 @@ def truncate(path):
     path.write_bytes(path.read_bytes()[:-1000])
 
 
+def widen_a_weight(path):
+    weights = load_file(path)
+    weights["model.norm.weight"] = torch.ones(7)
+    save_file(weights, path, metadata={"format": "pt"})
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        (widen_a_weight, "cannot be loaded: RuntimeError"),
         (drop_a_weight, r"no weight 'model\.layers\.2\.mlp\.up_proj\.weight' \(1 missing in all\)"),
         (truncate, "cannot be loaded"),
         (Path.unlink, "cannot be loaded: .*no file named model.safetensors"),

@@ -6,6 +6,7 @@ and, optionally, `id` and `source`. The same directory loads with `datasets.load
 
 import hashlib
 import json
+import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -175,7 +176,7 @@ def tokenizer_digest(target: Path) -> str | None:
         return None
     tokenizer = _read_json(path)
     added = sorted((token["id"], token["content"]) for token in tokenizer.get("added_tokens", []))
-    vocabulary = [tokenizer["model"].get("vocab"), added]
+    vocabulary = [tokenizer.get("model", {}).get("vocab"), added]
     return hashlib.sha256(json.dumps(vocabulary, sort_keys=True).encode()).hexdigest()
 
 
@@ -204,7 +205,7 @@ def write_completions(
 
 def refuse_existing(directory: Path) -> None:
     """Raise DataError when there is something at the place to write to."""
-    if directory.exists():
+    if os.path.lexists(directory):
         raise DataError(f"{directory} exists already", remedy="remove it or choose another name")
 
 

@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from jinja2 import TemplateError
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from dflash.data.completions import Completion, tokenizer_digest
+from dflash.errors import DataError
 
 Message = dict[str, str]
 
@@ -45,10 +47,21 @@ def eos_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) ->
 def chat_prompt(tokenizer: PreTrainedTokenizerBase, said: str | Sequence[Message]) -> list[int]:
     """Token ids of a user's text, or of several messages, under the chat template.
 
-    They end where the assistant's turn begins.
+    They end where the assistant's turn begins. Raises DataError where the template takes no such
+    messages: many refuse a system's, or two of a user in a row.
     """
     messages = [{"role": "user", "content": said}] if isinstance(said, str) else list(said)
-    rendered = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    try:
+        rendered = tokenizer.apply_chat_template(
+            messages, add_generation_prompt=True, tokenize=False
+        )
+    except TemplateError as error:
+        roles = ", ".join(str(message["role"]) for message in messages)
+        raise DataError(
+            f"the target's chat template refuses messages of {roles}, of which the last is "
+            f"{messages[-1]['content'][:40]!r}: {error}",
+            remedy="Mend or delete that conversation, or give texts with --no-chat-template.",
+        ) from error
     return list(tokenizer(rendered, add_special_tokens=False)["input_ids"])
 
 

@@ -61,7 +61,10 @@ def _files_in(directory: Path) -> list[Path]:
         )
     try:
         entries = json.loads(state.read_text(encoding="utf-8"))["_data_files"]
-        return [directory / entry["filename"] for entry in entries]
+        files = [directory / entry["filename"] for entry in entries]
+        if not files:
+            raise ValueError("none at all")
+        return files
     except (ValueError, KeyError, TypeError) as error:
         raise DataError(
             f"{state}: names no Arrow files under _data_files ({error!r})", remedy=WHAT_TO_GIVE

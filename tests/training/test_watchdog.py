@@ -92,6 +92,19 @@ def test_where_it_is_only_told_the_run_goes_on(stuck, run_child):
     assert "finished: " in said
 
 
+def test_a_watchdog_that_dies_is_told_and_the_run_goes_on(stuck, run_child):
+    kills = (
+        "if len(calls) == 3: import psutil; "
+        "[p.kill() for p in psutil.Process().children() if 'dflash.watchdog' in p.cmdline()]; "
+        "[t.join() for t in threading.enumerate() if t.name == 'watchdog']"
+    )
+    child = run_child(STICK.format(after=2, how=kills))
+    said = child.communicate(timeout=120)[1]
+    assert child.returncode == 0, said
+    assert said.count("the watchdog has ended: from here on nobody sees a loop that is stuck") == 1
+    assert "finished: " in said
+
+
 def test_sigusr1_gives_the_stacks_and_stops_nothing(stuck, run_child):
     stuck["run"] |= {"stall-timeout-s": 60.0, "start-timeout-s": 60.0}
     held = (
