@@ -1,6 +1,6 @@
 """What a probe found: one value, rendered in several ways and turned into an exit code."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 
@@ -11,6 +11,14 @@ class Status(StrEnum):
     OK = "ok"
     PROBLEM = "problem"
     UNKNOWN = "unknown"
+
+
+WORST_FIRST = (Status.PROBLEM, Status.UNKNOWN, Status.OK)
+
+
+def worst(statuses: Iterable[Status]) -> Status:
+    """A problem, then what could not be checked; `ok` where there are none at all."""
+    return min(statuses, key=WORST_FIRST.index, default=Status.OK)
 
 
 class ProbeExit(IntEnum):

@@ -8,12 +8,13 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NoReturn
 
 import click
 
 from diagnostics.launch import last_lines
 from diagnostics.render import json, junit
-from diagnostics.verdict import EXIT_CODES, Verdict
+from diagnostics.verdict import EXIT_CODES, ProbeExit, Verdict, worst
 
 FILE = click.Path(path_type=Path, dir_okay=False)
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")  # tmux changes `.` and `:` in a name
@@ -138,9 +139,9 @@ def _filled_in(log: str, name: str) -> str:
 def status(name: str | None, lines: int, as_json: bool, junit_path: Path | None) -> None:
     """Say how it goes: running, exited N, killed by SIG..., or vanished.
 
-    Without NAME: one line for each name; with --json an object with each name's own. Works from
-    any terminal of the same user, also after the launching one, the supervisor, tmux or the machine
-    was restarted.
+    Without NAME: one line for each name, with --json an object with each name's own; the worst of
+    them is the exit code. Works from any terminal of the same user, also after the launching one,
+    the supervisor, tmux or the machine was restarted.
     """
     from diagnostics.launch import journal
     from diagnostics.launch import status as reading
@@ -149,7 +150,6 @@ def status(name: str | None, lines: int, as_json: bool, junit_path: Path | None)
         raise click.UsageError("--junit is about one launch: give its NAME")
     if name is None:
         _show_all({each: reading.probe(each, lines) for each in journal.names()}, as_json)
-        return
     try:
         verdict = reading.probe(name, lines)
     except KeyError:
@@ -160,16 +160,18 @@ def status(name: str | None, lines: int, as_json: bool, junit_path: Path | None)
     _show(verdict, "launch status", as_json, junit_path)
 
 
-def _show_all(verdicts: Mapping[str, Verdict], as_json: bool) -> None:
+def _show_all(verdicts: Mapping[str, Verdict], as_json: bool) -> NoReturn:
+    """Print them; exit with the worst one's code."""
     if as_json:
         fields = {name: dataclasses.asdict(verdict) for name, verdict in verdicts.items()}
         click.echo(jsonlib.dumps(fields, indent=2))
-        return
-    for verdict in verdicts.values():
-        click.echo(verdict.summary)
+    else:
+        for verdict in verdicts.values():
+            click.echo(verdict.summary)
+    sys.exit(ProbeExit[worst(verdict.status for verdict in verdicts.values()).name])
 
 
-def _show(verdict: Verdict, probe: str, as_json: bool, path: Path | None) -> None:
+def _show(verdict: Verdict, probe: str, as_json: bool, path: Path | None) -> NoReturn:
     """Print it, the log's last lines below; exit."""
     if path is not None:
         junit.write(path, junit.render(verdict, probe))

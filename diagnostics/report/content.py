@@ -11,12 +11,11 @@ from diagnostics.redact import redact_all
 from diagnostics.report.heat_map import HeatMap, heat_map
 from diagnostics.report.launches import LaunchTable, launch_table
 from diagnostics.report.timelines import Timeline, timelines
-from diagnostics.verdict import Status, Verdict
+from diagnostics.verdict import WORST_FIRST, Verdict
 
 # Measured for the report; what they find is no fault of this machine or of the user's launch.
 LAUNCHES = Probe("launches", ("launch-check",))
 INTERLEAVINGS = Probe("interleavings", ("fxrace", "--explore", "--cure", "shipped"))
-WORST_FIRST = (Status.PROBLEM, Status.UNKNOWN, Status.OK)
 
 
 @dataclass(frozen=True)

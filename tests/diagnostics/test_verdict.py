@@ -13,7 +13,7 @@ from diagnostics.probes.schedule import SearchVerdict
 from diagnostics.render import json as as_json
 from diagnostics.render import text as as_text
 from diagnostics.stacks.seen import StacksVerdict
-from diagnostics.verdict import ProbeExit, Status, Verdict
+from diagnostics.verdict import ProbeExit, Status, Verdict, worst
 
 EXIT_CODES = {"OK": 0, "PROBLEM": 1, "USAGE": 2, "UNKNOWN": 3}
 JSON_KEYS = ["status", "code", "summary", "evidence", "remedy"]
@@ -74,6 +74,12 @@ def test_the_surface_is_frozen():
 @pytest.mark.parametrize(("status", "code"), [("ok", 0), ("problem", 1), ("unknown", 3)])
 def test_every_status_has_its_exit_code(status, code):
     assert Verdict(Status(status), "c", "s").exit_code == code
+
+
+def test_the_worst_of_several_is_a_problem_then_what_could_not_be_checked():
+    assert worst([]) is worst([Status.OK]) is Status.OK
+    assert worst([Status.OK, Status.UNKNOWN]) is Status.UNKNOWN
+    assert worst([Status.UNKNOWN, Status.PROBLEM, Status.OK]) is Status.PROBLEM
 
 
 def test_text_says_finding_remedy_and_evidence_in_this_order():

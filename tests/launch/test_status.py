@@ -7,7 +7,9 @@ import subprocess
 import sys
 
 import pytest
+from click.testing import CliRunner
 
+from diagnostics.cli import main
 from diagnostics.launch import family, journal, launcher, onsite, status
 from diagnostics.verdict import Status
 from tests.launch.launching import PYTHON, STAY, WITHIN_S, end, launch, stages, wait_for
@@ -189,6 +191,28 @@ def test_a_line_that_a_crash_tore_does_not_spoil_the_journal(desk):
     with open(journal.journal_of("train"), "a") as file:
         file.write('{"run": "x", "sta')
     assert status.probe("train").summary.startswith("train exited 3")
+
+
+# All of them.
+
+
+@pytest.mark.parametrize("words", [(), ("--json",)])
+def test_of_all_launches_the_worst_is_the_exit_code(desk, words):
+    def show_all():
+        return CliRunner().invoke(main, ["launch", "status", *words])
+
+    assert show_all().exit_code == 0  # nothing was launched
+    launch("pass", name="well", log="well.log", ends=True)
+    assert show_all().exit_code == 0
+    launch("pass", name="lost", log="lost.log")
+    client = {**stages("lost")["client"], "run": "lost", "start_ticks": 1}
+    journal.append(journal.journal_of("lost"), client)
+    assert show_all().exit_code == 3
+    launch("raise SystemExit(3)", name="failed", log="failed.log", ends=True)
+    answer = show_all()
+    assert answer.exit_code == 1
+    assert "well exited 0" in answer.output
+    assert "failed exited 3" in answer.output
 
 
 # The log.

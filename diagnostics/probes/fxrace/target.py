@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 from diagnostics.probes.fxrace import table
 from diagnostics.probes.fxrace.stress import Load
-from diagnostics.verdict import Status, Verdict
+from diagnostics.verdict import Status, Verdict, worst
 
 CURES = (table.NO_CURE, table.SHIPPED)
 
@@ -33,10 +33,10 @@ def probe(
     evidence = {**parked.evidence}
     for cure, under_load in loads.items():
         evidence |= {f"load, {cure}, {name}": what for name, what in under_load.evidence.items()}
-    worst = _worst([parked.status, bare.status])
-    code = {Status.PROBLEM: "target-fails", Status.OK: "target-holds"}.get(worst, "target-unclear")
+    status = worst([parked.status, bare.status])
+    code = {Status.PROBLEM: "target-fails", Status.OK: "target-holds"}.get(status, "target-unclear")
     remedy = f"{_suffices(report, met)}; under load with shipped: {cured.summary}"
-    return Verdict(worst, code, summary, evidence, remedy)
+    return Verdict(status, code, summary, evidence, remedy)
 
 
 def _met(met: Sequence[str], parked: Verdict) -> str:
@@ -50,8 +50,3 @@ def _suffices(report: table.Report, met: Sequence[str]) -> str:
     if not met:
         return "nothing to cure was seen"
     return f"against all of these suffices, parked: {', '.join(enough) or 'nothing that was tried'}"
-
-
-def _worst(statuses: Sequence[Status]) -> Status:
-    order = (Status.PROBLEM, Status.UNKNOWN, Status.OK)
-    return min(statuses, key=order.index)
