@@ -15,13 +15,15 @@ from pathlib import Path
 
 import psutil
 
+from diagnostics.interpreter import program
 from diagnostics.launch import onsite
 from diagnostics.redact import redact_command
 
 GPU = re.compile(r"/dev/nvidia\d+")
 # They hold every GPU of a machine for its whole life, and use none.
 SERVICES = {"nvidia-persistenced", "nv-hostengine", "dcgm-exporter"}
-WORKERS = ("multiprocessing", "--multiprocessing-fork", "compile_worker")
+INDUCTOR = ("-m", "torch._inductor.compile_worker")
+INDUCTOR_FILE = "torch/_inductor/compile_worker/__main__.py"
 KERNEL_THREAD = 0x00200000  # PF_KTHREAD, in field 9 of /proc/PID/stat
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 DELETED = " (deleted)"
@@ -139,8 +141,14 @@ def look() -> Table:
 
 def is_worker(words: tuple[str, ...], environment: Mapping[str, str]) -> bool:
     """Whether a process is another's worker: of multiprocessing, torchrun or Inductor."""
-    marked = any(mark in word for word in words for mark in WORKERS)
-    return marked or "TORCHELASTIC_RUN_ID" in environment
+    told = program(words)
+    return (
+        "TORCHELASTIC_RUN_ID" in environment
+        or "--multiprocessing-fork" in words
+        or (told.how == "-c" and "from multiprocessing." in told.what)
+        or (told.how == "" and told.what.endswith(INDUCTOR_FILE))
+        or (told.how, told.what) == INDUCTOR
+    )
 
 
 def duration(seconds: float) -> str:

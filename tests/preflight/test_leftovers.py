@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 
+from diagnostics import processes
 from diagnostics.preflight import leftovers
 from diagnostics.verdict import Status
 from tests.preflight.leftovers_made import DELETED, HOLD, ORPHAN, READY, SEGMENT, ZOMBIE, child
@@ -67,6 +68,37 @@ def test_a_worker_with_its_parent_and_a_service_are_no_orphans(seen):
         child(ORPHAN, env={"PATH": "/bin"}) as (_, service),
     ):
         assert leftovers.orphans(seen(worker.pid, service)).status is Status.OK
+
+
+def test_a_launch_that_has_no_parent_and_only_mentions_workers_is_no_orphan(seen):
+    words = ("train_multiprocessing.py", "--start-method=multiprocessing_spawn")
+    with child(ORPHAN, *words, env={"PATH": "/bin"}) as (_, launch):
+        assert leftovers.orphans(seen(launch)).status is Status.OK
+
+
+INDUCTOR = "/site-packages/torch/_inductor/compile_worker/__main__.py"
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        (("-c", "from multiprocessing.spawn import spawn_main; spawn_main()"), True),
+        (("-Es", "-c", "from multiprocessing.resource_tracker import main; main(4)"), True),
+        (("-Bc", "from multiprocessing.forkserver import main"), True),
+        (("worker.py", "--multiprocessing-fork"), True),
+        ((INDUCTOR, "--kind=fork", "--workers=8"), True),
+        (("-X", "dev", "-m", "torch._inductor.compile_worker", "--kind=fork"), True),
+        (("train_multiprocessing.py",), False),
+        (("train.py", "--start-method=multiprocessing_spawn"), False),
+        (("train.py", "--no-multiprocessing-fork"), False),
+        (("train.py", "-c", "from multiprocessing.yaml"), False),
+        (("-c", "import multiprocessing; print(multiprocessing.cpu_count())"), False),
+        (("-m", "compile_worker_bench"), False),
+        (("-m", "lint", INDUCTOR), False),
+    ],
+)
+def test_a_worker_is_told_by_what_python_was_asked_to_run(line, expected):
+    assert processes.is_worker(("/usr/bin/python3", *line), {}) is expected
 
 
 def test_an_orphan_that_names_the_output_directory_is_this_runs(seen, run, tmp_path):
