@@ -34,7 +34,10 @@ def deploy_check() -> None:
 @click.argument("what", metavar="DIR|PACKAGE")
 @click.argument("file", type=FILE, metavar="MANIFEST")
 def write(what: str, file: Path) -> None:
-    """Write down the hashes of all files of a directory or of an installed package."""
+    """Write down the hashes of all files of a directory or of an installed package.
+
+    Links are followed: what they lead to is what runs.
+    """
     from dflash.manifest import git_state, package_hash
 
     try:

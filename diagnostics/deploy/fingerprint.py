@@ -13,40 +13,87 @@ import json
 import os
 import socket
 import sys
-from typing import Any, Sequence  # noqa: UP035
+from typing import Any, Iterator, Sequence  # noqa: UP035
 
-LEFT_OUT = ("__pycache__", ".git")
+MOST_LINKS = 40  # on the way to one file, as in the kernel
 UNCHECKED = "bytecode that Python never compares with its source"
 STALE = "bytecode of another version of its source, which Python makes anew"
 
 
-def fingerprint(directory: str, names: "Sequence[str]" = ()) -> "dict[str, Any]":
-    """Every file's hash, size and time; bytecode is left out, which Python makes itself."""
-    files = {}
-    for folder, folders, leaves in os.walk(directory):
-        folders[:] = sorted(set(folders) - set(LEFT_OUT))
-        for leaf in leaves:
-            path = os.path.join(folder, leaf)
-            if not leaf.endswith((".pyc", ".pyo")) and os.path.isfile(path):
-                files[os.path.relpath(path, directory)] = _file(path)
+def fingerprint(directory: str, names: "Sequence[str]" = (), root: str = "") -> "dict[str, Any]":
+    """Every file's hash, size and time; bytecode is left out, which Python makes itself.
+
+    Args:
+        root: the root of the file system that `directory` is in, where that is not this one's.
+    """
+    files, bytecode = {}, {}
+    for path in _walk(directory, root):
+        relative = os.path.relpath(path, directory)
+        if path.endswith(".pyc"):
+            bytecode[relative] = _bytecode(path, root)
+        elif not _is_left_out(relative):
+            files[relative] = _file(real_path(path, root))
     return {
-        "directory": os.path.abspath(directory),
+        "directory": os.path.abspath(root + directory),
         "host": socket.gethostname(),
         "python": sys.version.split()[0],
         "files": files,
-        "bytecode": _bytecode(directory),
-        "defines": {name: _defines(directory, name) for name in names},
+        "bytecode": {path: said for path, said in bytecode.items() if said},
+        "defines": {name: _defines(directory, root, name) for name in names},
     }
 
 
-def locate(what: str) -> "str | None":
+def locate(what: str, root: str = "") -> "str | None":
     """The directory, given as such or as the name of a package; None where there is none."""
-    if os.path.isdir(what):
+    if os.path.isdir(real_path(what, root)):
         return what
-    if os.sep in what:
+    if root or os.sep in what:
         return None
     spec = importlib.util.find_spec(what)
     return next(iter(spec.submodule_search_locations or ()), None) if spec else None
+
+
+def real_path(path: str, root: str) -> str:
+    """Where links lead those whose root this is; empty if they lead round in a circle."""
+    if not root:
+        return path
+    done: list[str] = []
+    todo, links = path.split("/")[::-1], 0
+    while todo:
+        part = todo.pop()
+        here = "/".join([root, *done, part])
+        if part == "..":
+            done[-1:] = []
+        elif os.path.islink(here):
+            links += 1
+            if links > MOST_LINKS:
+                return ""
+            target = os.readlink(here)
+            done = [] if target.startswith("/") else done
+            todo += target.split("/")[::-1]
+        elif part not in ("", "."):
+            done.append(part)
+    return "/".join([root, *done])
+
+
+def _walk(folder: str, root: str, above: "Sequence[tuple[int, int]]" = ()) -> "Iterator[str]":
+    """All files, those behind links too; no link is followed to a directory that it lies in."""
+    real = real_path(folder, root)
+    status = os.stat(real)
+    place = (status.st_dev, status.st_ino)
+    if place in above:
+        return
+    for name in sorted(os.listdir(real)):
+        path = os.path.join(folder, name)
+        leads_to = real_path(path, root)
+        if os.path.isfile(leads_to):
+            yield path
+        elif os.path.isdir(leads_to) and name != ".git":
+            yield from _walk(path, root, (*above, place))
+
+
+def _is_left_out(relative: str) -> bool:
+    return relative.endswith(".pyo") or "__pycache__" in relative.split(os.sep)
 
 
 def _file(path: str) -> "dict[str, Any]":
@@ -56,29 +103,24 @@ def _file(path: str) -> "dict[str, Any]":
     return {"sha256": digest, "size": status.st_size, "mtime": status.st_mtime}
 
 
-def _bytecode(directory: str) -> "dict[str, str]":
-    """Cached bytecode that does not go with its source (PEP 552: flags, then time and size)."""
-    told = {}
-    for folder, _, leaves in os.walk(directory):
-        for leaf in leaves:
-            name = leaf.split(".")[0] + ".py"
-            source = os.path.join(os.path.dirname(folder), name)
-            if not leaf.endswith(".pyc") or not os.path.isfile(source):
-                continue
-            path = os.path.join(folder, leaf)
-            with open(path, "rb") as file:
-                header = file.read(16)
-            flags, time, size = (int.from_bytes(header[i : i + 4], "little") for i in (4, 8, 12))
-            status = os.stat(source)
-            now = (int(status.st_mtime) & 0xFFFFFFFF, status.st_size & 0xFFFFFFFF)
-            if flags == 1:
-                told[os.path.relpath(path, directory)] = UNCHECKED
-            elif flags == 0 and (time, size) != now:
-                told[os.path.relpath(path, directory)] = STALE
-    return told
+def _bytecode(path: str, root: str) -> str:
+    """How cached bytecode does not go with its source (PEP 552: flags, then time and size)."""
+    folder, leaf = os.path.split(path)
+    name = leaf.split(".")[0] + ".py"
+    source = real_path(os.path.join(os.path.dirname(folder), name), root)
+    if not os.path.isfile(source):
+        return ""
+    with open(real_path(path, root), "rb") as file:
+        header = file.read(16)
+    flags, time, size = (int.from_bytes(header[i : i + 4], "little") for i in (4, 8, 12))
+    status = os.stat(source)
+    now = (int(status.st_mtime) & 0xFFFFFFFF, status.st_size & 0xFFFFFFFF)
+    if flags == 1:
+        return UNCHECKED
+    return STALE if flags == 0 and (time, size) != now else ""
 
 
-def _defines(directory: str, name: str) -> bool:
+def _defines(directory: str, root: str, name: str) -> bool:
     """Whether `package.module:function` or `package.module:Class.method` is in the sources."""
     module, _, wanted = name.partition(":")
     parts = module.split(".")
@@ -86,8 +128,8 @@ def _defines(directory: str, name: str) -> bool:
     for below in (parts, parts[1:]):
         base = os.path.join(directory, *below)
         for path in (base + ".py", os.path.join(base, "__init__.py")):
-            if os.path.isfile(path):
-                with open(path, "rb") as file:
+            if os.path.isfile(real_path(path, root)):
+                with open(real_path(path, root), "rb") as file:
                     tree = ast.parse(file.read())
                 return _has(tree, wanted.split("."))
     return False

@@ -27,15 +27,16 @@ def here(what: str, names: Sequence[str] = (), root: Path | None = None) -> dict
 
     Raises Unreachable.
     """
-    if root is not None:
-        if not os.path.isabs(what):
-            raise Unreachable(f"--root {root}: {what} must be an absolute directory there")
-        what = str(root) + what
-    directory = fingerprint.locate(what)
+    if root is not None and not os.path.isabs(what):
+        raise Unreachable(f"--root {root}: {what} must be an absolute directory there")
+    top = str(root or "")
+    directory = fingerprint.locate(what, top)
     if directory is None:
-        raise Unreachable(f"{what} is neither a directory nor a package that can be imported here")
+        raise Unreachable(
+            f"{top}{what} is neither a directory nor a package that can be imported here"
+        )
     try:
-        return fingerprint.fingerprint(directory, names)
+        return fingerprint.fingerprint(directory, names, top)
     except OSError as error:
         raise Unreachable(f"{error.filename}: {error.strerror}", "Run this as root.") from error
 

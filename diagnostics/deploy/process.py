@@ -4,12 +4,14 @@ import json
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import psutil
 
 from diagnostics.deploy import places
+from diagnostics.deploy.fingerprint import real_path
 from diagnostics.deploy.places import Unreachable
 from diagnostics.processes import TICKS_PER_S, started_s
 
@@ -41,11 +43,17 @@ class Running:
         By the time of the last change of the inode, which a copy that keeps its times does not
         hide.
         """
-        folder = f"{self.root}{self.directory}"
         # It started within a clock tick, and no Python has read a package by the end of that.
         began_s = self.started_s + 1 / TICKS_PER_S
-        changes = ((os.stat(f"{folder}/{path}").st_ctime, path) for path in files)
+        changes = ((self._changed_s(path), path) for path in files)
         return sorted(change for change in changes if change[0] > began_s)
+
+    def _changed_s(self, path: str) -> float:
+        """When the file was changed, or a link that leads to it."""
+        whole = os.path.join(self.directory, path)
+        steps = accumulate(whole.split("/")[1:], "{}/{}".format, initial=str(self.root))
+        links = [os.lstat(step).st_ctime for step in [*steps][1:] if os.path.islink(step)]
+        return max([os.stat(real_path(whole, str(self.root))).st_ctime, *links])
 
 
 def running(pid: int, package: str) -> Running:
@@ -90,7 +98,7 @@ def _copies(
     """In the order in which Python would look: script or working directory, PYTHONPATH, site."""
     for entry in _path(root, cwd, command, environment):
         directory = os.path.normpath(os.path.join(cwd, entry, package))
-        if Path(f"{root}{directory}").is_dir():
+        if os.path.isdir(real_path(directory, str(root))):
             yield directory
 
 

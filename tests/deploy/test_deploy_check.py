@@ -87,6 +87,64 @@ def test_stale_bytecode_of_a_process_is_noted_and_no_finding(right, manifest, ru
     assert told["evidence"]["git there"] == "not a git checkout"
 
 
+@pytest.fixture
+def linked(tmp_path):
+    """A package whose core lies elsewhere, behind a link to a directory."""
+    core = package(tmp_path / "elsewhere" / "core", patched=True)
+    directory = package(tmp_path / "linked" / "trainer", patched=True)
+    (directory / "core").symlink_to(core)
+    (directory / "core" / "round").symlink_to(directory)
+    return directory
+
+
+@pytest.mark.parametrize("way", [(), ("--exec-in", "env --")])
+def test_code_behind_a_link_to_a_directory_is_code_of_the_package(linked, tmp_path, way):
+    path, copy = tmp_path / "linked.json", tmp_path / "copy" / "trainer"
+    assert check("write", linked, path).exit_code == 0
+    shutil.copytree(linked, copy, ignore=shutil.ignore_patterns("round"))  # real directories
+    assert verdict("verify", path, copy, *way)["code"] == "same-code"
+    shutil.rmtree(copy / "core")
+    (copy / "core").symlink_to(package(tmp_path / "old" / "core", patched=False))
+    told = verdict("verify", path, copy, *way)
+    assert told["code"] == "other-code"
+    assert told["evidence"]["core/compile.py"].startswith("differs: ")
+    (copy / "core").unlink()
+    assert verdict("verify", path, copy, *way)["evidence"]["core/compile.py"] == "missing there"
+
+
+def test_bytecode_behind_a_link_is_looked_at(linked, tmp_path):
+    path = tmp_path / "linked.json"
+    check("write", linked, path)
+    mode = py_compile.PycInvalidationMode.UNCHECKED_HASH
+    py_compile.compile(str(linked / "core" / "compile.py"), invalidation_mode=mode)
+    assert fingerprint.UNCHECKED in verdict("verify", path, linked)["evidence"].values()
+
+
+def test_two_links_to_one_directory_are_two_copies(linked, tmp_path):
+    (linked / "again").symlink_to(tmp_path / "elsewhere" / "core")
+    check("write", linked, tmp_path / "linked.json")
+    shutil.copytree(linked, tmp_path / "copy", ignore=shutil.ignore_patterns("round"))
+    assert verdict("verify", tmp_path / "linked.json", tmp_path / "copy")["code"] == "same-code"
+
+
+def test_links_lead_where_they_lead_those_who_have_that_root(right, manifest, tmp_path):
+    root = tmp_path / "container"
+    package(root / "data" / "trainer", patched=False)
+    (root / "opt").mkdir()
+    (root / "opt" / "trainer").symlink_to("/data/trainer")
+    (root / "data" / "trainer" / "data.bin").unlink()
+    (root / "data" / "trainer" / "data.bin").symlink_to("/../data/here.bin")
+    (root / "data" / "here.bin").write_bytes(b"\0\1")
+    (root / "data" / "trainer" / "round").symlink_to("/data/trainer/round")
+    told = verdict("verify", manifest, "/opt/trainer", "--root", root)
+    assert [path for path in told["evidence"] if path not in {"manifest", "there"}] == [
+        "compile.py"
+    ]
+    shutil.copy(right / "compile.py", root / "data" / "trainer")
+    told = verdict("verify", manifest, "/opt/trainer", "--root", root, "--expect", NAME)
+    assert told["code"] == "same-code", told
+
+
 def change(right):
     (right / "compile.py").write_text("def lock(): pass\n")
 
@@ -146,7 +204,7 @@ def test_the_host_and_container_mistake(manifest, tmp_path):
         )
     finally:
         child.kill()
-        child.wait(30)
+        child.communicate(timeout=30)
     assert on_host["exit"] == 0
     assert inside["code"] == "other-code"
     assert inside["evidence"][NAME] == "not defined there"
@@ -231,7 +289,7 @@ def runs(tmp_path):
     yield start
     for child in children:
         child.kill()
-        child.wait(30)
+        child.communicate(timeout=30)
 
 
 def test_a_process_that_runs_the_right_files(right, manifest, runs):
@@ -260,6 +318,20 @@ def test_files_that_changed_after_the_start_prove_nothing(right, manifest, runs)
     assert (told["code"], told["exit"]) == ("changed-since-start", 3)
     said = told["evidence"]["changed later"]
     assert said.startswith("1 file(s), after the process started: compile.py 20")
+
+
+def test_a_link_that_changed_after_the_start_proves_nothing(linked, tmp_path, runs):
+    """What it leads to now is the same, and older."""
+    path = tmp_path / "linked.json"
+    check("write", linked, path)
+    shutil.copytree(tmp_path / "elsewhere" / "core", tmp_path / "copy", symlinks=True)
+    pid = runs(linked.parent)
+    assert verdict("process", path, pid, "--package", "trainer")["code"] == "same-code"
+    (linked / "core").unlink()
+    (linked / "core").symlink_to(tmp_path / "copy")
+    told = verdict("process", path, pid, "--package", "trainer")
+    assert told["code"] == "changed-since-start"
+    assert "core/compile.py" in told["evidence"]["changed later"]
 
 
 def test_many_files_that_changed_are_counted_and_the_newest_named(right, manifest, runs):
