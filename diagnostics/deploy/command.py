@@ -125,7 +125,8 @@ def process(
     """Compare the files that a running process takes a package from with a manifest.
 
     Looks through the process's own root, so that a container's files are the container's. Finds
-    files that changed after the process started, and a second copy on its path.
+    files that changed after the process started, and a second copy on its path: unknown if that
+    one differs, and the process did not say which one it took.
     """
     try:
         found = running(pid, package)
@@ -162,7 +163,7 @@ def log_line(log: Path, manifest: Path, as_json: bool) -> None:
 def _with_process(verdict: Verdict, found: Any, place: dict[str, Any]) -> Verdict:
     """Add how its directory is known, and what makes the files no proof of what it runs."""
     changed = found.changed_since_start(place["files"])
-    others = [copy for copy in found.copies if copy != found.directory]
+    rivals = found.rivals(place["files"]) if verdict.status is Status.OK else []
     from dflash.manifest import git_state
 
     evidence = {
@@ -171,15 +172,19 @@ def _with_process(verdict: Verdict, found: Any, place: dict[str, Any]) -> Verdic
         **place["bytecode"],
         "directory": f"{found.directory}: {found.source}",
         **({"changed later": _changed(changed)} if changed else {}),
-        **({"other copies": ", ".join(others)} if others else {}),
+        **({"other copies": ", ".join(found.others)} if found.others else {}),
     }
-    summary, status, code = verdict.summary, verdict.status, verdict.code
+    summary, status, code, remedy = verdict.summary, verdict.status, verdict.code, verdict.remedy
     if changed and status is Status.OK:
         status, code = Status.UNKNOWN, "changed-since-start"
         summary += f"; but {len(changed)} changed after it started, so that it may run older ones"
-    if others:
-        summary += f"; {len(others)} other cop{'y' if len(others) == 1 else 'ies'} on its path"
-    return Verdict(status, code, summary, evidence, verdict.remedy)
+    if others := len(found.others):
+        summary += f"; {others} other cop{'y' if others == 1 else 'ies'} on its path"
+    if rivals and status is Status.OK:
+        status, code = Status.UNKNOWN, "which-copy"
+        summary += f"; it may have taken {rivals[0]}, whose files differ"
+        remedy = "Take the other copies off its path, or let it print where it imports from."
+    return Verdict(status, code, summary, evidence, remedy)
 
 
 def _changed(changed: list[tuple[float, str]]) -> str:

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -11,8 +11,10 @@ from typing import Any
 import psutil
 
 from diagnostics.deploy import places
+from diagnostics.deploy.compare import Comparison
 from diagnostics.deploy.fingerprint import real_path
 from diagnostics.deploy.places import Unreachable
+from diagnostics.interpreter import Program, program
 from diagnostics.processes import TICKS_PER_S, started_s
 
 
@@ -22,20 +24,40 @@ class Running:
 
     Attributes:
         directory: as the process names it, below its own root.
-        source: how that is known.
+        is_said: whether it said so itself; else it is the first on its path.
         copies: every directory of that name on what can be known of its path.
     """
 
     pid: int
     root: Path
     directory: str
-    source: str
+    is_said: bool
     started_s: float
     copies: tuple[str, ...]
+
+    @property
+    def source(self) -> str:
+        """How the directory is known."""
+        return "it said so in its log" if self.is_said else "first on its path"
+
+    @property
+    def others(self) -> list[str]:
+        """The other copies."""
+        return [copy for copy in self.copies if copy != self.directory]
 
     def fingerprint(self, names: list[str]) -> dict[str, Any]:
         """What lies there now. Raises Unreachable."""
         return places.here(self.directory, names, root=self.root)
+
+    def rivals(self, files: Mapping[str, Any]) -> list[str]:
+        """Copies with other files that it may have taken instead. Raises Unreachable.
+
+        It may have set its path, or changed its working directory, before it imported the package;
+        none are left where it said itself which one it took.
+        """
+        possible = [] if self.is_said else self.others
+        found = {copy: places.here(copy, root=self.root)["files"] for copy in possible}
+        return [copy for copy, there in found.items() if Comparison(files, there).lines()]
 
     def changed_since_start(self, files: Iterable[str]) -> list[tuple[float, str]]:
         """(when, file) of those that changed later: it may have read what stood there before.
@@ -67,15 +89,16 @@ def running(pid: int, package: str) -> Running:
     except (psutil.AccessDenied, PermissionError) as error:
         raise Unreachable(f"process {pid} cannot be read", "Run this as root.") from error
     root = Path(f"/proc/{pid}/root")
-    copies = tuple(dict.fromkeys(_copies(root, package, cwd, command, environment)))
+    found = dict.fromkeys(_copies(root, package, cwd, command, environment))
+    copies = tuple(copy for copy in found if _has_init(root, copy)) or tuple(found)
     if run := _own_manifest(pid):
-        return Running(pid, root, run, "it said so in its log", began_s, copies)
+        return Running(pid, root, run, True, began_s, copies)
     if not copies:
         raise Unreachable(
             f"process {pid} has no directory {package} on what can be known of its path",
             f"Name it: deploy-check verify MANIFEST DIRECTORY --root /proc/{pid}/root",
         )
-    return Running(pid, root, copies[0], "first on its path", began_s, copies)
+    return Running(pid, root, copies[0], False, began_s, copies)
 
 
 def _own_manifest(pid: int) -> str | None:
@@ -102,12 +125,18 @@ def _copies(
             yield directory
 
 
+def _has_init(root: Path, directory: str) -> bool:
+    """Whether it is a package of its own; Python takes others only where there is none."""
+    return os.path.isfile(real_path(os.path.join(directory, "__init__.py"), str(root)))
+
+
 def _path(root: Path, cwd: str, command: list[str], environment: dict[str, str]) -> Iterator[str]:
-    words = command[1:]
-    script = next((word for word in words if not word.startswith("-")), None)
-    takes_cwd = "-m" in words or "-c" in words or script is None
-    yield cwd if takes_cwd else os.path.dirname(os.path.join(cwd, script or ""))
-    yield from filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))
+    told = program(command)
+    variables = {} if told.flags & {"E", "I"} else environment
+    if not (told.flags & {"P", "I"} or variables.get("PYTHONSAFEPATH")):
+        yield _beside(root, cwd, told)
+    if entries := variables.get("PYTHONPATH"):
+        yield from entries.split(os.pathsep)  # an empty one is the working directory
     for prefix in (environment.get("VIRTUAL_ENV"), os.path.dirname(os.path.dirname(command[0]))):
         if prefix:
             for site in Path(f"{root}{os.path.join(cwd, prefix)}").glob(
@@ -116,6 +145,15 @@ def _path(root: Path, cwd: str, command: list[str], environment: dict[str, str])
                 inside = "/" + str(site.relative_to(root))
                 yield inside
                 yield from _editable(site)
+
+
+def _beside(root: Path, cwd: str, told: Program) -> str:
+    """What Python itself puts first: the directory of the script, where links lead to it."""
+    if told.how or told.what in {"", "-"}:
+        return cwd
+    script = real_path(os.path.join(cwd, told.what), str(root))
+    folder = script if os.path.isdir(script) else os.path.dirname(script)
+    return folder.removeprefix(str(root)) or "/"
 
 
 def _editable(site: Path) -> Iterator[str]:

@@ -263,22 +263,26 @@ def test_it_runs_under_every_python_that_is_here(right, tmp_path):
         assert json.loads(done.stdout)["defines"] == {NAME: True}
 
 
+CODE = "import trainer; print(trainer.__file__, flush=True); input()"
+
+
 @pytest.fixture
 def runs(tmp_path):
-    """Start a process that imports `trainer` from the given PYTHONPATH entries."""
+    """Start a process that imports `trainer` from the given PYTHONPATH entries, or otherwise."""
     children = []
 
-    def start(*paths):
+    def start(*paths, words=(), cwd=None):
         program = tmp_path / "run.py"
-        program.write_text("import trainer; print(1, flush=True); input()")
+        program.write_text(CODE)
         child = subprocess.Popen(
-            [sys.executable, str(program)],
+            [sys.executable, *map(str, words or [program])],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            cwd=cwd,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths))},
         )
         children.append(child)
-        child.stdout.readline()
+        start.imported = Path(child.stdout.readline().decode().strip()).parent
         # Until what changes now is later than the clock tick in which it started: some Pythons
         # are ready within that, and a file's times are those of the kernel's last tick.
         clock = tmp_path / "clock"
@@ -304,6 +308,77 @@ def test_a_process_that_runs_the_wrong_copy(right, manifest, runs, tmp_path):
     assert told["code"] == "other-code"
     assert "1 other copy on its path" in told["summary"]
     assert str(right) in told["evidence"]["other copies"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("../b/run.py", "-c", "config.yaml"),
+        ("../b/run.py", "-m", "small"),
+        ("-X", "dev", "-W", "ignore", "../b/run.py"),
+        ("-uBXdev", "-Wignore", "--", "../b/run.py"),
+        ("--check-hash-based-pycs", "always", "../b/run.py"),
+        ("linked.py",),
+        ("-c", CODE, "../b/run.py"),
+        ("-uBc", CODE, "-m"),
+        (f"-c{CODE}",),
+        ("-um", "run", "-c"),
+        ("-Pc", CODE),
+    ],
+)
+def test_of_two_copies_the_one_that_the_command_line_leads_to(manifest, runs, tmp_path, words):
+    """Whatever stands among the script's own arguments."""
+    for name in ("a", "b", "c"):
+        package(tmp_path / name / "trainer", patched=False)
+        (tmp_path / name / "trainer" / name).touch()
+        (tmp_path / name / "run.py").write_text(CODE)
+    (tmp_path / "a" / "linked.py").symlink_to(tmp_path / "b" / "run.py")
+    pid = runs(tmp_path / "c", words=words, cwd=tmp_path / "a")
+    told = verdict("process", manifest, pid, "--package", "trainer")
+    assert told["evidence"]["directory"].startswith(f"{runs.imported}: "), told
+    assert told["evidence"][runs.imported.parent.name] == "there, and not in the manifest"
+
+
+@pytest.mark.parametrize("flags", ["-I", "-EP"])
+def test_a_python_that_ignores_its_variables_takes_nothing_from_them(right, manifest, runs, flags):
+    code = f"import sys; sys.path.insert(0, {str(right.parent)!r}); {CODE}"
+    pid = runs(right.parent, words=(flags, "-c", code), cwd=right.parent)
+    assert verdict("process", manifest, pid, "--package", "trainer")["code"] == "unreachable"
+
+
+def test_a_directory_without_init_gives_way_to_a_package(right, manifest, runs, tmp_path):
+    (tmp_path / "trainer").mkdir()
+    told = verdict("process", manifest, runs(right.parent), "--package", "trainer")
+    assert runs.imported == right
+    assert told["code"] == "same-code"
+
+
+def test_an_empty_entry_of_the_path_is_the_working_directory(manifest, runs, tmp_path):
+    old = package(tmp_path / "old" / "trainer", patched=False)
+    pid = runs("", tmp_path / "here", cwd=old.parent)
+    assert runs.imported == old
+    assert verdict("process", manifest, pid, "--package", "trainer")["code"] == "other-code"
+
+
+def test_which_of_several_copies_a_process_took_is_only_guessed(right, manifest, runs, tmp_path):
+    """It changed its path before it imported anything."""
+    old = package(tmp_path / "old" / "trainer", patched=False)
+    code = f"import sys; sys.path.insert(0, {str(old.parent)!r}); {CODE}"
+    pid = runs(right.parent, old.parent, words=("-Pc", code))
+    assert runs.imported == old
+    told = verdict("process", manifest, pid, "--package", "trainer")
+    assert (told["code"], told["exit"]) == ("which-copy", 3)
+    assert str(old) in told["summary"]
+    assert told["remedy"]
+
+
+def test_copies_that_are_the_same_leave_no_doubt(right, manifest, runs, tmp_path):
+    shutil.copytree(right, tmp_path / "copy" / "trainer")
+    told = verdict(
+        "process", manifest, runs(right.parent, tmp_path / "copy"), "--package", "trainer"
+    )
+    assert (told["code"], told["exit"]) == ("same-code", 0)
+    assert "1 other copy on its path" in told["summary"]
 
 
 def test_files_that_changed_after_the_start_prove_nothing(right, manifest, runs):
