@@ -43,7 +43,9 @@ def deploy_check_mutants() -> Mutants:
     yield "a file too many", lambda: deploy_check(more)
     unchecked = {"__pycache__/a.pyc": fingerprint.UNCHECKED}
     yield "unchecked bytecode", lambda: deploy_check({**PLACE, "bytecode": unchecked})
-    yield "a name is gone", lambda: deploy_check({**PLACE, "defines": {"p.a:f": False}})
+    for said in (False, "there is no module p.a"):
+        gone = {**PLACE, "defines": {"p.a:f": said}}
+        yield f"a name is gone: {said}", lambda gone=gone: deploy_check(gone)
 
 
 SEEN = {

@@ -58,11 +58,25 @@ def write(what: str, file: Path) -> None:
         click.echo("note: the directory has changes that are in no commit")
 
 
+def _names(
+    _context: click.Context, _param: click.Parameter, values: tuple[str, ...]
+) -> tuple[str, ...]:
+    for value in values:
+        module, _, name = value.partition(":")
+        if not all(part.isidentifier() for part in [*module.split("."), *name.split(".")]):
+            raise click.BadParameter(f"{value}: must be {NAME}, such as trainer.compile:Lock.take")
+    return values
+
+
+def _names_option(name: str, text: str) -> Any:
+    return click.option(name, multiple=True, metavar=NAME, callback=_names, help=text)
+
+
 def _asked(command: Any) -> Any:
     """The options of both ways to verify."""
     options = (
-        click.option("--expect", multiple=True, metavar=NAME, help="must be defined there"),
-        click.option("--forbid", multiple=True, metavar=NAME, help="must not be defined there"),
+        _names_option("--expect", "must be defined there"),
+        _names_option("--forbid", "must not be defined there"),
         click.option("--json", "as_json", is_flag=True, help="print one JSON object"),
     )
     for option in options:

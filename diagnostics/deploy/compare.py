@@ -66,9 +66,10 @@ def judge(
     unchecked = {p: s for p, s in place["bytecode"].items() if s == fingerprint.UNCHECKED}
     lines |= unchecked
     defines = place["defines"]
-    lines |= {name: "not defined there" for name in expect if not defines[name]}
-    lines |= {name: "still defined there" for name in forbid if defines[name]}
-    evidence = {"manifest": _said(manifest), "there": f"{_said(place)}, {where}", **lines}
+    lines |= {name: "not defined there" for name in expect if defines[name] is False}
+    lines |= {name: "still defined there" for name in forbid if defines[name] is True}
+    untold = {name: said for name, said in defines.items() if isinstance(said, str)}
+    evidence = {"manifest": _said(manifest), "there": f"{_said(place)}, {where}", **lines, **untold}
     if lines:
         counts = {
             "differ": len(compared.differing),
@@ -84,6 +85,15 @@ def judge(
             f"{where} holds other code than the manifest: {told}",
             evidence,
             "Copy the files to where the program runs, then verify again.",
+        )
+    if untold:
+        name, why = next(iter(untold.items()))
+        return Verdict(
+            Status.UNKNOWN,
+            "name-not-told",
+            f"{name} cannot be looked up, {where}: {why}",
+            evidence,
+            "Spell MODULE as it is imported, package first; its source must be one that parses.",
         )
     return Verdict(
         Status.OK, "same-code", f"{len(place['files'])} files are the same, {where}", evidence

@@ -15,6 +15,7 @@ import socket
 import sys
 from typing import Any, Iterator, Sequence  # noqa: UP035
 
+SCOPES = (ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)  # inside a line
 MOST_LINKS = 40  # on the way to one file, as in the kernel
 UNCHECKED = "bytecode that Python never compares with its source"
 STALE = "bytecode of another version of its source, which Python makes anew"
@@ -120,36 +121,59 @@ def _bytecode(path: str, root: str) -> str:
     return STALE if flags == 0 and (time, size) != now else ""
 
 
-def _defines(directory: str, root: str, name: str) -> bool:
-    """Whether `package.module:function` or `package.module:Class.method` is in the sources."""
+def _defines(directory: str, root: str, name: str) -> "bool | str":
+    """Whether `package.module:function` or `package.module:Class.method` is in the sources.
+
+    Where that cannot be told: why not.
+    """
     module, _, wanted = name.partition(":")
-    parts = module.split(".")
+    for path in _sources(directory, module.split(".")):
+        source = real_path(path, root)
+        if os.path.isfile(source):
+            with open(source, "rb") as file:
+                return _binds(file.read(), os.path.relpath(path, directory), wanted.split("."))
+    return f"there is no module {module}"
+
+
+def _sources(directory: str, module: "Sequence[str]") -> "Iterator[str]":
+    """Where a module may lie, in the order in which Python looks."""
     # The package's own name comes first, whatever its directory is called there.
-    for below in (parts, parts[1:]):
+    for below in (module, module[1:]):
         base = os.path.join(directory, *below)
-        for path in (base + ".py", os.path.join(base, "__init__.py")):
-            if os.path.isfile(real_path(path, root)):
-                with open(real_path(path, root), "rb") as file:
-                    tree = ast.parse(file.read())
-                return _has(tree, wanted.split("."))
-    return False
+        yield os.path.join(base, "__init__.py")
+        if below:
+            yield base + ".py"
 
 
-def _has(tree: "Any", names: "Sequence[str]") -> bool:
-    for node in tree.body:
-        if names[0] in _bound(node):
-            return len(names) == 1 or (hasattr(node, "body") and _has(node, names[1:]))
-    return False
+def _binds(source: bytes, path: str, names: "Sequence[str]") -> "bool | str":
+    try:
+        tree = ast.parse(source, path)
+    except (SyntaxError, ValueError) as error:
+        return f"{path}: Python {sys.version.split()[0]} cannot parse it: {error}"
+    if _has(tree, names):
+        return True
+    takes_all = any(name == "*" for name, _ in _bindings(tree))
+    return f"{path} takes names by `import *`" if takes_all else False
 
 
-def _bound(node: ast.AST) -> "list[str]":
-    """The names that a statement binds."""
-    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-        return [node.name]
-    if isinstance(node, (ast.Import, ast.ImportFrom)):
-        return [alias.asname or alias.name for alias in node.names]
-    targets = getattr(node, "targets", [getattr(node, "target", None)])
-    return [target.id for target in targets if isinstance(target, ast.Name)]
+def _has(scope: ast.AST, names: "Sequence[str]") -> bool:
+    return any(
+        name == names[0] and (len(names) == 1 or _has(node, names[1:]))
+        for name, node in _bindings(scope)
+    )
+
+
+def _bindings(scope: ast.AST) -> "Iterator[tuple[str, ast.AST]]":
+    """Each name that is bound in a scope, in whatever block, with what binds it."""
+    for node in ast.iter_child_nodes(scope):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            yield node.name, node
+        elif isinstance(node, ast.alias):
+            yield node.asname or node.name.split(".")[0], node
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id, node
+        elif not isinstance(node, SCOPES):
+            yield from _bindings(node)
 
 
 def main() -> None:

@@ -180,6 +180,93 @@ def test_names_are_looked_up_in_the_syntax_not_in_the_text(right, manifest):
     assert told["evidence"]["trainer.compile:Lock.first"] == "still defined there"
 
 
+SOURCE = """
+import os.path
+from sys import argv as words
+first, (second, *third) = 1, (2, 3)
+if first:
+    fourth = 4
+    class Lock:
+        try:
+            def take(self): inner = 1
+        finally:
+            held: bool = False
+else:
+    def fifth(): pass
+try:
+    import nonexistent as sixth
+except ImportError as gone:
+    sixth_too = None
+with open("x") as seventh:
+    for eighth, _ in []:
+        while (ninth := 0): pass
+squares = [hidden for hidden in ()]
+function = lambda: (shadow := 1)
+print(argv)
+"""
+BOUND = "os words first second third fourth fifth sixth sixth_too seventh eighth ninth squares"
+UNBOUND = "path sys argv hidden shadow gone take inner"
+
+
+@pytest.mark.parametrize(
+    ("name", "defined"),
+    [
+        *((name, True) for name in [*BOUND.split(), "Lock.take", "Lock.held"]),
+        *((name, False) for name in [*UNBOUND.split(), "Lock.inner"]),
+    ],
+)
+def test_names_are_seen_in_whatever_block_binds_them(tmp_path, name, defined):
+    directory, path = package(tmp_path / "trainer", patched=True), tmp_path / "manifest.json"
+    (directory / "compile.py").write_text(SOURCE)
+    check("write", directory, path)
+    name = f"trainer.compile:{name}"
+    expected = verdict("verify", path, directory, "--expect", name)
+    forbidden = verdict("verify", path, directory, "--forbid", name)
+    codes = ["same-code", "other-code"] if defined else ["other-code", "same-code"]
+    assert [expected["code"], forbidden["code"]] == codes
+
+
+@pytest.mark.parametrize("option", ["--expect", "--forbid"])
+@pytest.mark.parametrize(
+    ("module", "source", "says"),
+    [
+        ("compiled", "", "no module trainer.compiled"),
+        ("compile", "from os import *", "import *"),
+        ("compile", "def f(:", "compile.py: Python 3"),
+        ("compile", "x = '\0'", "compile.py: Python 3"),
+    ],
+)
+def test_a_name_that_cannot_be_looked_up_is_unknown(right, tmp_path, option, module, source, says):
+    (right / "compile.py").write_text(source)
+    path = tmp_path / "manifest.json"
+    check("write", right, path)
+    name = f"trainer.{module}:f"
+    told = verdict("verify", path, right, option, name)
+    assert (told["code"], told["exit"]) == ("name-not-told", 3)
+    assert says in told["evidence"][name]
+    assert says in told["summary"]
+
+
+def test_a_name_that_is_wrong_counts_more_than_one_that_cannot_be_looked_up(right, manifest):
+    names = ("--expect", "trainer.gone:f", "--expect", "trainer.compile:gone")
+    told = verdict("verify", manifest, right, *names)
+    assert told["code"] == "other-code"
+    assert told["evidence"]["trainer.compile:gone"] == "not defined there"
+    assert "no module" in told["evidence"]["trainer.gone:f"]
+
+
+@pytest.mark.parametrize("name", ["trainer.compile", "trainer:", ":f", "trainer/compile.py:f"])
+def test_a_name_is_a_module_and_a_name(right, manifest, name):
+    answer = check("verify", manifest, right, "--forbid", name)
+    assert answer.exit_code == 2
+    assert f"'--forbid': {name}: must be MODULE:NAME, such as" in answer.output
+
+
+def test_the_package_s_own_names_are_not_those_of_a_file_beside_it(right, manifest):
+    right.with_suffix(".py").write_text("def f(): pass\n")
+    assert verdict("verify", manifest, right, "--forbid", "trainer:f")["code"] == "same-code"
+
+
 @NEEDS_ROOT
 def test_the_host_and_container_mistake(manifest, tmp_path):
     """Incident 3: the patched file lies on the host; in the container's root the old one runs."""
