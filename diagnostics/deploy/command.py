@@ -18,6 +18,8 @@ from diagnostics.verdict import EXIT_CODES, Status, Verdict
 
 FIRST_LINE = re.compile(r"\bdflash [^|]+ \| git [^|]+ \| code ([0-9a-f]{12}) \|")
 FILE = click.Path(path_type=Path, dir_okay=False)
+EXISTING = click.Path(path_type=Path, exists=True, dir_okay=False)
+GREATEST_PID = 2**22
 NAME = "MODULE:NAME"
 SHOWN = 3  # of the files that changed
 
@@ -58,6 +60,12 @@ def write(what: str, file: Path) -> None:
         click.echo("note: the directory has changes that are in no commit")
 
 
+def _regular(_context: click.Context, _param: click.Parameter, path: Path) -> Path:
+    if not path.is_file():  # of a pipe nobody knows when it ends
+        raise click.BadParameter(f"{path}: must be a regular file; type: cat {path} > FILE")
+    return path
+
+
 def _names(
     _context: click.Context, _param: click.Parameter, values: tuple[str, ...]
 ) -> tuple[str, ...]:
@@ -66,6 +74,12 @@ def _names(
         if not all(part.isidentifier() for part in [*module.split("."), *name.split(".")]):
             raise click.BadParameter(f"{value}: must be {NAME}, such as trainer.compile:Lock.take")
     return values
+
+
+def _package(_context: click.Context, _param: click.Parameter, value: str) -> str:
+    if not all(part.isidentifier() for part in value.split(".")):
+        raise click.BadParameter(f"{value}: must be a name as in `import trainer`; such as trainer")
+    return value
 
 
 def _names_option(name: str, text: str) -> Any:
@@ -85,7 +99,7 @@ def _asked(command: Any) -> Any:
 
 
 @deploy_check.command("verify", epilog=EXIT_CODES)
-@click.argument("manifest", type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@click.argument("manifest", type=EXISTING, callback=_regular)
 @click.argument("what", metavar="DIR|PACKAGE")
 @click.option("--root", type=click.Path(path_type=Path, exists=True, file_okay=False), help="below")
 @click.option("--exec-in", metavar="PREFIX", help="behind: 'ssh host', 'pct exec 200 --', ...")
@@ -124,9 +138,15 @@ def _look(what: str, names: list[str], root: Path | None, exec_in: str | None) -
 
 
 @deploy_check.command("process", epilog=EXIT_CODES)
-@click.argument("manifest", type=click.Path(path_type=Path, exists=True, dir_okay=False))
-@click.argument("pid", type=int)
-@click.option("--package", default="dflash", show_default=True, help="the name it is imported by")
+@click.argument("manifest", type=EXISTING, callback=_regular)
+@click.argument("pid", type=click.IntRange(1, GREATEST_PID))
+@click.option(
+    "--package",
+    default="dflash",
+    show_default=True,
+    callback=_package,
+    help="the name it is imported by",
+)
 @_asked
 def process(
     pid: int,
@@ -154,15 +174,15 @@ def process(
 
 
 @deploy_check.command("log", epilog=EXIT_CODES)
-@click.argument("manifest", type=click.Path(path_type=Path, exists=True, dir_okay=False))
-@click.argument("log", type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@click.argument("manifest", type=EXISTING, callback=_regular)
+@click.argument("log", type=EXISTING, callback=_regular)
 @click.option("--json", "as_json", is_flag=True, help="print one JSON object")
 def log_line(log: Path, manifest: Path, as_json: bool) -> None:
     """Compare the code that a run of `dflash train` named in its first log line with a manifest.
 
     The last such line counts, where a log holds several runs.
     """
-    code = _read(manifest).get("code", "")
+    code = _read(manifest)["code"]
     said = FIRST_LINE.findall(log.read_text(encoding="utf-8", errors="replace"))
     if not said:
         verdict = Verdict(Status.UNKNOWN, "no-first-line", f"{log} has no first line of a run")
@@ -211,9 +231,12 @@ def _changed(changed: list[tuple[float, str]]) -> str:
 def _read(manifest: Path) -> dict[str, Any]:
     try:
         read: dict[str, Any] = jsonlib.loads(manifest.read_text(encoding="utf-8"))
-        read["files"], read["directory"], read["host"]
-    except (ValueError, KeyError, TypeError) as error:
+        wrong = places.flaw(read, code=places.TEXT)
+    except (ValueError, RecursionError) as error:
+        wrong = str(error)
+    if wrong:
         raise click.UsageError(
-            f"{manifest} is no manifest; write one with `dflash-diag deploy-check write`"
-        ) from error
+            f"{manifest} is no manifest: {wrong}; "
+            "write one with `dflash-diag deploy-check write DIR|PACKAGE FILE`"
+        )
     return read

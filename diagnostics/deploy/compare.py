@@ -65,10 +65,10 @@ def judge(
     lines = compared.lines()
     unchecked = {p: s for p, s in place["bytecode"].items() if s == fingerprint.UNCHECKED}
     lines |= unchecked
-    defines = place["defines"]
+    defines = {name: place["defines"].get(name) for name in (*expect, *forbid)}
     lines |= {name: "not defined there" for name in expect if defines[name] is False}
     lines |= {name: "still defined there" for name in forbid if defines[name] is True}
-    untold = {name: said for name, said in defines.items() if isinstance(said, str)}
+    untold = {name: str(said) for name, said in defines.items() if not isinstance(said, bool)}
     evidence = {"manifest": _said(manifest), "there": f"{_said(place)}, {where}", **lines, **untold}
     if lines:
         counts = {
@@ -102,7 +102,10 @@ def judge(
 
 def when(mtime: float) -> str:
     """A file's time, to the second."""
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(mtime))
+    try:
+        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(mtime))
+    except (ValueError, OverflowError, OSError):  # no calendar has it
+        return f"second {mtime}"
 
 
 def _said(found: Mapping[str, Any]) -> str:

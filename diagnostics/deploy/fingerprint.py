@@ -48,10 +48,16 @@ def locate(what: str, root: str = "") -> "str | None":
     """The directory, given as such or as the name of a package; None where there is none."""
     if os.path.isdir(real_path(what, root)):
         return what
-    if root or os.sep in what:
+    top, *below = what.split(".")
+    if root or not all(part.isidentifier() for part in (top, *below)):
         return None
-    spec = importlib.util.find_spec(what)
-    return next(iter(spec.submodule_search_locations or ()), None) if spec else None
+    try:
+        spec = importlib.util.find_spec(top)  # of `a.b` it would import `a`
+    except ValueError:  # __main__ has none
+        return None
+    found = (spec.submodule_search_locations if spec else None) or ()
+    directories = (os.path.join(directory, *below) for directory in found)
+    return next(filter(os.path.isdir, directories), None)
 
 
 def real_path(path: str, root: str) -> str:

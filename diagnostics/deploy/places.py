@@ -4,7 +4,7 @@ import json
 import os
 import shlex
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,10 @@ from diagnostics.deploy import fingerprint
 from diagnostics.prefix import behind as behind_prefix
 
 LIMIT_S = 150.0
+TEXT, NUMBER, OBJECT = (str, "text"), ((int, float), "a number"), (dict, "an object")
+FIELDS = {"directory": TEXT, "host": TEXT, "files": OBJECT}  # of those that are compared
+FILE_FIELDS = {"sha256": TEXT, "mtime": NUMBER}
+SHOWN = 40
 
 
 class Unreachable(Exception):
@@ -33,7 +37,8 @@ def here(what: str, names: Sequence[str] = (), root: Path | None = None) -> dict
     directory = fingerprint.locate(what, top)
     if directory is None:
         raise Unreachable(
-            f"{top}{what} is neither a directory nor a package that can be imported here"
+            f"{top}{what} is neither a directory nor a package that can be imported here",
+            "Give a directory, or a package by the name it is imported by, such as dflash.",
         )
     try:
         return fingerprint.fingerprint(directory, names, top)
@@ -49,8 +54,27 @@ def behind(prefix: str, what: str, names: Sequence[str] = ()) -> dict[str, Any]:
     source = Path(fingerprint.__file__).read_text(encoding="utf-8")
     found = answer_behind(prefix, source, json.dumps({"what": what, "names": [*names]}))
     if "missing" in found:
-        raise Unreachable(f"{what} is not on {found['host']}, behind {prefix!r}")
+        raise Unreachable(f"{what} is not on {found.get('host')}, behind {prefix!r}")
+    if wrong := flaw(found, bytecode=OBJECT, defines=OBJECT):
+        raise Unreachable(f"--exec-in {prefix!r}: what it said is no fingerprint: {wrong}")
     return found
+
+
+def flaw(read: Any, **more: tuple[Any, str]) -> str:
+    """What is not as in a fingerprint that also has these fields; empty if all is."""
+    if wrong := _flaw(read, FIELDS | more):
+        return wrong
+    wrongs = {path: _flaw(file, FILE_FIELDS) for path, file in read["files"].items()}
+    return next((f"{path}: {wrong}" for path, wrong in wrongs.items() if wrong), "")
+
+
+def _flaw(read: Any, fields: Mapping[str, tuple[Any, str]]) -> str:
+    if not isinstance(read, dict):
+        return f"{repr(read)[:SHOWN]} is not an object"
+    for name, (kind, what) in fields.items():
+        if not isinstance(read.get(name), kind):
+            return f"{name} is {repr(read.get(name))[:SHOWN]}, not {what}"
+    return ""
 
 
 def answer_behind(prefix: str, source: str, *arguments: str) -> dict[str, Any]:
@@ -58,13 +82,19 @@ def answer_behind(prefix: str, source: str, *arguments: str) -> dict[str, Any]:
 
     Raises Unreachable.
     """
-    command = behind_prefix(shlex.split(prefix), ["python3", "-", *arguments])
+    try:
+        command = behind_prefix(shlex.split(prefix), ["python3", "-", *arguments])
+    except ValueError as error:
+        raise Unreachable(f"--exec-in {prefix!r}: {error}", "Close each quote.") from error
     try:
         done = subprocess.run(
-            command, input=source, capture_output=True, text=True, timeout=LIMIT_S
+            command, input=source, capture_output=True, text=True, errors="replace", timeout=LIMIT_S
         )
     except FileNotFoundError as error:
         raise Unreachable(f"--exec-in {prefix!r}: there is no command {command[0]!r}") from error
+    except OSError as error:
+        said = f"{command[0]!r} cannot be started: {error.strerror}"
+        raise Unreachable(f"--exec-in {prefix!r}: {said}") from error
     except subprocess.TimeoutExpired as error:
         raise Unreachable(f"--exec-in {prefix!r}: no answer within {LIMIT_S:g} s") from error
     return _answer(prefix, done)

@@ -88,6 +88,8 @@ def running(pid: int, package: str) -> Running:
         raise Unreachable(f"there is no process {pid}") from error
     except (psutil.AccessDenied, PermissionError) as error:
         raise Unreachable(f"process {pid} cannot be read", "Run this as root.") from error
+    if not command:
+        raise Unreachable(f"process {pid} has no command line: it is no Python")
     root = Path(f"/proc/{pid}/root")
     found = dict.fromkeys(_copies(root, package, cwd, command, environment))
     copies = tuple(copy for copy in found if _has_init(root, copy)) or tuple(found)
@@ -110,9 +112,18 @@ def _own_manifest(pid: int) -> str | None:
         if path.name == heartbeat.FILE:
             manifest = Path(f"/proc/{pid}/root{path.with_name('manifest.json')}")
             if manifest.is_file():
-                imported: str = json.loads(manifest.read_text(encoding="utf-8"))["import_path"]
-                return imported
+                return _import_path(manifest)
     return None
+
+
+def _import_path(manifest: Path) -> str:
+    """Raises Unreachable."""
+    try:
+        path: str = os.fspath(json.loads(manifest.read_text(encoding="utf-8"))["import_path"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        why = f"{manifest} does not say where dflash was imported from: {error}"
+        raise Unreachable(why) from error
+    return path
 
 
 def _copies(
@@ -120,7 +131,7 @@ def _copies(
 ) -> Iterator[str]:
     """In the order in which Python would look: script or working directory, PYTHONPATH, site."""
     for entry in _path(root, cwd, command, environment):
-        directory = os.path.normpath(os.path.join(cwd, entry, package))
+        directory = os.path.normpath(os.path.join(cwd, entry, *package.split(".")))
         if os.path.isdir(real_path(directory, str(root))):
             yield directory
 

@@ -11,9 +11,11 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 from click.testing import CliRunner
 
+from dflash import heartbeat
 from dflash.manifest import collect
 from diagnostics.cli import main
 from diagnostics.deploy import fingerprint
@@ -330,7 +332,15 @@ def test_every_ssh_takes_one_layer_of_quotes_away():
 
 @pytest.mark.parametrize(
     ("prefix", "says"),
-    [("/nonexistent/ssh", "there is no command"), ("false", "exit status 1"), ("echo", "said:")],
+    [
+        ("/nonexistent/ssh", "there is no command"),
+        ("/etc/passwd", "cannot be started"),
+        ("ssh 'host", "No closing quotation"),
+        ("false", "exit status 1"),
+        ("echo", "said:"),
+        ("printf {}", "directory is None, not text"),
+        ("printf '\\377'", "said:"),
+    ],
 )
 def test_a_place_that_cannot_be_reached_is_unknown(right, manifest, prefix, says):
     told = verdict("verify", manifest, right, "--exec-in", prefix)
@@ -459,6 +469,37 @@ def test_which_of_several_copies_a_process_took_is_only_guessed(right, manifest,
     assert told["remedy"]
 
 
+@pytest.fixture
+def trained(runs, tmp_path):
+    """Start a process that maps a heartbeat, beside which a manifest says this."""
+
+    def start(said, *paths):
+        beat = tmp_path / "run" / heartbeat.FILE
+        beat.parent.mkdir()
+        beat.write_bytes(b"x")
+        (beat.parent / "manifest.json").write_text(json.dumps(said))
+        code = f"import mmap; file = open({str(beat)!r}, 'r+b'); held = mmap.mmap(file.fileno(), 1)"
+        return runs(*paths, words=("-c", f"{code}; {CODE}"))
+
+    return start
+
+
+def test_a_run_says_itself_which_copy_it_took(right, manifest, trained, tmp_path):
+    old = package(tmp_path / "old" / "trainer", patched=False)
+    pid = trained({"import_path": str(right)}, old.parent)
+    told = verdict("process", manifest, pid, "--package", "trainer")
+    assert (told["code"], told["exit"]) == ("same-code", 0)
+    assert told["evidence"]["directory"] == f"{right}: it said so in its log"
+    assert told["evidence"]["other copies"] == str(old)
+
+
+@pytest.mark.parametrize("said", [{}, [], {"import_path": 3}])
+def test_a_run_whose_manifest_says_something_else_is_unknown(right, manifest, trained, said):
+    told = verdict("process", manifest, trained(said, right.parent), "--package", "trainer")
+    assert (told["code"], told["exit"]) == ("unreachable", 3)
+    assert "does not say where" in told["summary"]
+
+
 def test_copies_that_are_the_same_leave_no_doubt(right, manifest, runs, tmp_path):
     shutil.copytree(right, tmp_path / "copy" / "trainer")
     told = verdict(
@@ -512,6 +553,79 @@ def test_a_manifest_is_never_overwritten_nor_guessed(right, manifest, tmp_path):
     answer = check("verify", other, right)
     assert answer.exit_code == 2
     assert "is no manifest" in answer.output
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"files": []}, "files is [], not an object"),
+        ({"files": {"a.py": "x"}}, "a.py: 'x' is not an object"),
+        ({"files": {"a.py": {"sha256": 1, "mtime": 0}}}, "a.py: sha256 is 1, not text"),
+        ({"files": {"a.py": {"sha256": "x", "mtime": "x"}}}, "a.py: mtime is 'x', not a number"),
+        ({"directory": 3}, "directory is 3, not text"),
+        ({"host": None}, "host is None, not text"),
+        ({"code": ["x"]}, "code is ['x'], not text"),
+    ],
+)
+@pytest.mark.parametrize("command", ["verify", "log"])
+def test_a_manifest_with_a_wrong_field_is_refused_by_its_name(manifest, command, change, says):
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), **change}))
+    answer = check(command, manifest, manifest if command == "log" else manifest.parent)
+    assert answer.exit_code == 2
+    assert f"{manifest} is no manifest: {says}; write one with" in answer.output
+
+
+@pytest.mark.parametrize("text", ["[]", "3", '"x"', "{", "\0", "[" * 100_000])
+def test_what_is_no_manifest_at_all_is_refused(right, manifest, text):
+    manifest.write_text(text)
+    answer = check("verify", manifest, right)
+    assert answer.exit_code == 2
+    assert f"{manifest} is no manifest: " in answer.output
+
+
+def test_a_time_that_no_calendar_has_is_shown_as_it_is(right, manifest):
+    read = json.loads(manifest.read_text())
+    read["files"]["compile.py"].update(sha256="0", mtime=1e300)
+    manifest.write_text(json.dumps(read))
+    assert "second 1e+300" in verdict("verify", manifest, right)["evidence"]["compile.py"]
+
+
+@pytest.mark.parametrize("command", ["verify", "log"])
+def test_a_pipe_is_not_waited_for(right, manifest, tmp_path, command):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    answer = check(*((command, manifest, pipe) if command == "log" else (command, pipe, right)))
+    assert answer.exit_code == 2
+    assert f"{pipe}: must be a regular file; type: cat {pipe} > FILE" in answer.output
+
+
+@pytest.mark.parametrize("what", ["nopkg", "nopkg.sub", "os.path", "__main__", "a..b", "x y", "."])
+@pytest.mark.parametrize("way", [(), ("--exec-in", "env --")])
+def test_a_package_that_is_not_there_is_unknown(manifest, tmp_path, monkeypatch, what, way):
+    monkeypatch.chdir(tmp_path)
+    told = verdict("verify", manifest, f"{what}/x" if what == "." else what, *way)
+    assert (told["code"], told["exit"]) == ("unreachable", 3)
+    assert what in told["summary"]
+    assert "Error" not in told["summary"]
+
+
+def test_a_package_in_a_package_is_found_and_nothing_of_it_is_run(manifest, tmp_path, monkeypatch):
+    outer = tmp_path / "site" / "outer"
+    package(outer / "trainer", patched=True)
+    (outer / "__init__.py").write_text("raise SystemExit('was run')")
+    monkeypatch.syspath_prepend(str(outer.parent))
+    assert verdict("verify", manifest, "outer.trainer")["code"] == "same-code"
+
+
+@pytest.mark.parametrize("words", [("--", "-5"), ("0",), ("99999999",), ("1", "--package", "/tmp")])
+def test_a_process_and_its_package_are_named_properly(manifest, words):
+    assert check("process", manifest, *words).exit_code == 2
+
+
+def test_a_process_without_a_command_line_is_unknown(manifest, monkeypatch):
+    monkeypatch.setattr(psutil.Process, "cmdline", lambda _: [])
+    told = verdict("process", manifest, os.getpid())
+    assert (told["code"], told["exit"]) == ("unreachable", 3)
 
 
 def test_a_package_is_found_by_its_name(tmp_path):
