@@ -100,6 +100,27 @@ def test_a_change_that_would_break_the_quotes_is_not_offered(world: Path) -> Non
 
 
 @pytest.mark.parametrize(
+    ("launch", "offered"),
+    [
+        (
+            "nohup python -u train.py 2>&1 | tee -a a.log &",
+            "nohup python -u train.py >> a.log 2>&1 &",
+        ),
+        ("python -u train.py |& tee -a a.log &", "nohup python -u train.py >> a.log 2>&1 &"),
+        ("nohup python -u train.py 2>&1 | tee -a a.log b.log &", ""),
+        ("nohup python -u train.py 2>&1 | grep loss | tee -a a.log &", ""),
+    ],
+)
+def test_instead_of_a_tee_that_is_hung_up_on(launch: str, offered: str, world: Path) -> None:
+    report = look(launch)
+    (finding,) = [f for f in report.findings if f.rule.code == "DL018"]
+    assert finding.mended == offered
+    assert "nohup bash -c" in finding.hit.instead
+    if offered:
+        assert report.mended in ("", offered) and codes(look(offered)) == set()
+
+
+@pytest.mark.parametrize(
     "script",
     [
         "python -u train.py > a.log 2>&1  # dflash-diag: ignore=DL004, DL005, DL026\n",

@@ -1,13 +1,21 @@
 """What happens to the trainer when the terminal or the connection goes away."""
 
+import re
 from collections.abc import Iterator
 
 from diagnostics.launch.layers import Chain, Launch, Layer, Shell
 from diagnostics.launch.rules.rule import Edit, Hit, Rule, Severity, before
-from diagnostics.launch.shell import Pipeline, Span
-from diagnostics.launch.wrappers import basename
+from diagnostics.launch.shell import Command, Pipeline, Span
+from diagnostics.launch.streams import tee_logs
+from diagnostics.launch.wrappers import basename, name_of
 
 LASTING = {"wait", "bash", "sh", "zsh", "exec", "tail", "sleep", "read", "fg", "watch", "cat"}
+SHIELDS = {"nohup", "setsid"}
+ONE_PIPE = re.compile(r"\s*(2>&1\s*)?\|&?\s*")
+LOSES_ITS_READER = (
+    "The program outlives the hang-up and what reads its output does not: the next line that it"
+    " writes finds no reader (EPIPE), and ends it."
+)
 TORCH_LAUNCHERS = {"torchrun", "accelerate"}
 TORCH_MODULES = {"torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch"}
 
@@ -22,9 +30,23 @@ def _background(launch: Launch) -> Iterator[tuple[Chain, Layer, int]]:
                 yield chain, layer, index
 
 
-def _shielded(chain: Chain, index: int) -> set[str]:
-    """The names of the wrappers from the `&` inwards."""
-    return {layer.name for layer in chain.layers[index:]}
+def _shield(chain: Chain, index: int) -> str:
+    """The wrapper that keeps a hang-up from the program, and from all that reads its output.
+
+    The first from the `&` inwards; empty if there is none.
+    """
+    for layer in chain.layers[index:]:
+        if layer.own and not all(name_of(reader) in SHIELDS for reader in _readers(layer)):
+            return ""
+        if layer.name in SHIELDS:
+            return layer.name
+    return ""
+
+
+def _readers(layer: Layer) -> tuple[Command, ...]:
+    """What stands behind the layer's command in its pipeline."""
+    commands = layer.pipeline.commands
+    return commands[commands.index(layer.command) + 1 :]
 
 
 def _ends_at_once(shell: Shell, pipeline: Pipeline) -> bool:
@@ -44,8 +66,7 @@ def _race(launch: Launch) -> Iterator[Hit]:
     for chain, layer, index in _background(launch):
         if not (layer.shell.opened_by and layer.shell.tty) or layer.shell.keys:
             continue
-        names = _shielded(chain, index)
-        if "nohup" not in names or _ignores_hangup(layer):
+        if _shield(chain, index) != "nohup" or _ignores_hangup(layer):
             continue
         if _ends_at_once(layer.shell, layer.pipeline):
             yield _hit(layer, "the terminal goes away as soon as the shell ends, perhaps too early")
@@ -64,7 +85,7 @@ def _hit(layer: Layer, what: str) -> Hit:
 
 def _unprotected(launch: Launch) -> Iterator[Hit]:
     for chain, layer, index in _background(launch):
-        safe = {"nohup", "setsid"} & _shielded(chain, index) or _ignores_hangup(layer)
+        safe = _shield(chain, index) or _ignores_hangup(layer)
         detached = any(each.handed and each.handed.detached for each in chain.layers[index:])
         if safe or detached or not layer.shell.tty or layer.shell.kind == "file":
             continue
@@ -72,11 +93,38 @@ def _unprotected(launch: Launch) -> Iterator[Hit]:
         if layer.shell.opened_by and ends:
             yield _hit(layer, f"{layer.shell.kind} takes its terminal away when the shell ends")
         elif not layer.shell.opened_by and not _waits(layer):
-            yield Hit(
-                layer.pipeline.span,
-                "it belongs to this terminal, and is hung up on with it",
-                edits=(Edit(before(layer.pipeline.span), "nohup "),),
-            )
+            yield _typed(chain, index)
+
+
+def _typed(chain: Chain, index: int) -> Hit:
+    """Typed by the user, in the shell of the terminal."""
+    layer = chain.layers[index]
+    span = layer.pipeline.span
+    shielded = SHIELDS & {each.name for each in chain.layers[index:]}
+    edits = () if shielded else (Edit(before(span), "nohup "),)
+    if not _readers(layer):
+        return Hit(span, "it belongs to this terminal, and is hung up on with it", edits=edits)
+    reader = " ".join(_readers(layer)[-1].argv[:1])
+    return Hit(
+        span,
+        f"{reader} is hung up on with the terminal" if shielded else "all of it is hung up on",
+        why=LOSES_ITS_READER if shielded else "",
+        edits=(*edits, *_without_tee(layer)),
+        instead="nohup bash -c 'PROGRAM 2>&1 | tee -a LOG' &",
+    )
+
+
+def _without_tee(layer: Layer) -> tuple[Edit, ...]:
+    """The log as a redirect, where a `tee` of one file is all that reads."""
+    first, last = layer.command.words[-1].span, _readers(layer)[-1]
+    found = [*tee_logs(last, layer)]
+    between = last.span.source.text[first.end : last.span.start]
+    if len(found) != 1 or not ONE_PIPE.fullmatch(between) or not (word := found[0].word):
+        return ()
+    operator = ">>" if found[0].appends else ">"
+    errors = " 2>&1" if "&" in between else ""
+    replaced = Span(first.source, first.end, last.span.end)
+    return (Edit(replaced, f" {operator} {word.span.text}{errors}"),)
 
 
 def _waits(layer: Layer) -> bool:
