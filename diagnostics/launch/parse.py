@@ -30,7 +30,13 @@ EXPANSIONS = {
     "arithmetic_expansion",
     "process_substitution",
 }
-SIMPLE = {"command", "declaration_command", "variable_assignment", "variable_assignments"}
+SIMPLE = {
+    "command",
+    "declaration_command",
+    "unset_command",
+    "variable_assignment",
+    "variable_assignments",
+}
 BLOCKS = {
     "program",
     "list",

@@ -12,6 +12,8 @@ from diagnostics.launch.shell import Source
 LOG = ">> /workspace/train.log 2>&1"
 KEEP = "\\; set-option remain-on-exit on"
 
+EXPORTED = "export PYTHONUNBUFFERED=1"
+
 # (code, a launch that has it, one that comes close)
 PAIRS = [
     ("DL001", f"python -u train.py {LOG.replace('space', 'shop')}", f"python -u train.py {LOG}"),
@@ -88,6 +90,69 @@ PAIRS = [
     ("DL011", "python train.py > a", "PYTHONUNBUFFERED=x python train.py > a"),
     ("DL011", "PYTHONUNBUFFERED=1; python train.py > a", "python -Xdev -u train.py > a"),
     ("DL011", "python train.py | cat", "python train.py"),
+    (
+        "DL011",
+        f"{EXPORTED}; ssh h 'python train.py > a'",
+        f"ssh h '{EXPORTED}; python train.py > a'",
+    ),
+    (
+        "DL011",
+        f"{EXPORTED}; docker exec c sh -c 'python train.py > a'",
+        f"{EXPORTED}; docker exec -e PYTHONUNBUFFERED c sh -c 'python train.py > a'",
+    ),
+    (
+        "DL011",
+        f"{EXPORTED}; docker exec c sh -c 'python train.py > a'",
+        "docker exec -e PYTHONUNBUFFERED=1 c sh -c 'python train.py > a'",
+    ),
+    (
+        "DL011",
+        f"{EXPORTED}; pct exec 7 -- sh -c 'python train.py > a'",
+        f"{EXPORTED}; chroot other-root sh -c 'python train.py > a'",
+    ),
+    (
+        "DL011",
+        f"{EXPORTED}; apptainer exec -e i python train.py > a",
+        f"{EXPORTED}; apptainer exec i python train.py > a",
+    ),
+    (
+        "DL011",
+        f"{EXPORTED}; srun --export=NONE python train.py > a",
+        f"{EXPORTED}; srun --export=ALL,A=1 python train.py > a",
+    ),
+    (
+        "DL011",
+        f"{EXPORTED}; lxc-attach --clear-env -n c -- python train.py > a",
+        f"{EXPORTED}; lxc-attach -n c -- python train.py > a",
+    ),
+    ("DL011", f"{EXPORTED}; env -i python a.py > a", f"{EXPORTED}; env A=1 python a.py > a"),
+    (
+        "DL011",
+        f"{EXPORTED}; env -u PYTHONUNBUFFERED python a.py > a",
+        f"{EXPORTED}; env -u PYTHONHASHSEED python a.py > a",
+    ),
+    (
+        "DL011",
+        f"{EXPORTED}; env --unset=PYTHONUNBUFFERED python a.py > a",
+        f"{EXPORTED}; env -i PYTHONUNBUFFERED=1 python a.py > a",
+    ),
+    ("DL011", f"{EXPORTED}; sudo python a.py > a", f"{EXPORTED}; sudo -E python a.py > a"),
+    (
+        "DL011",
+        f"{EXPORTED}; sudo --preserve-env=PATH python a.py > a",
+        f"{EXPORTED}; sudo --preserve-env=PYTHONUNBUFFERED python a.py > a",
+    ),
+    ("DL011", f"{EXPORTED}; sudo python a.py > a", "sudo PYTHONUNBUFFERED=1 python a.py > a"),
+    (
+        "DL011",
+        f"{EXPORTED}; su - me -c 'python a.py > a'",
+        f"{EXPORTED}; su me -c 'python a.py > a'",
+    ),
+    (
+        "DL011",
+        f"{EXPORTED}; unset PYTHONUNBUFFERED; python a.py > a",
+        f"unset PYTHONUNBUFFERED; {EXPORTED}; python a.py > a",
+    ),
     ("DL011", "python -m train > a", "python -m torch.distributed.run train.py > a"),
     ("DL011", "ssh h python train.py", "ssh -t h python train.py"),
     (
@@ -293,6 +358,17 @@ def test_what_a_sourced_script_sets_counts(world: Path) -> None:
     launch = "source env.sh; python train.py > $LOGS/a.log 2>&1"
     assert codes(launch, world) == {"DL001", "DL004"}
     assert "DL011" in codes(launch.replace("source", "cat"), world)
+
+
+@pytest.mark.parametrize(
+    ("front", "buffered"),
+    [("", False), ("unset PYTHONUNBUFFERED; ", True), ("env -i ", True), ("sudo ", True)],
+)
+def test_the_users_own_setting_goes_the_same_way(
+    front: str, buffered: bool, world: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONUNBUFFERED", "1")
+    assert ("DL011" in codes(f"{front}python train.py > a", world)) == buffered
 
 
 def test_a_variable_in_front_of_a_command_is_not_known_to_its_redirects(world: Path) -> None:

@@ -4,16 +4,20 @@ import difflib
 import os
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 
 from diagnostics.launch.layers import Chain, Launch, Layer, is_python
 from diagnostics.launch.rules.rule import Edit, Hit, Rule, Severity, behind
 from diagnostics.launch.shell import Span, Word
 from diagnostics.launch.streams import streams
 from diagnostics.launch.whereabouts import value_of
-from diagnostics.launch.wrappers import split_options
+from diagnostics.launch.wrappers import Handed, split_options
 
 NAME = "PYTHONUNBUFFERED"
 ALIKE = 0.85
+BUFFERS = re.compile(r"([+-]?0+)?")  # to Python, any other text counts
+UNSETS = re.compile(rf"(-u ?|--unset[= ]){NAME}( |$)")
+APPTAINERS = {"apptainer exec", "singularity exec"}
 UNBUFFERED_MODULES = {"torch.distributed.run", "torch.distributed.launch", "dflash"}
 PYTHON_VALUED = {"-c", "-m", "-W", "-X", "--check-hash-based-pycs"}
 
@@ -35,7 +39,7 @@ def _buffered(launch: Launch) -> Iterator[Hit]:
             continue
         if module is not None and module.value in UNBUFFERED_MODULES:
             continue
-        if not _unbuffered(_environment(chain).get(NAME), chain):
+        if BUFFERS.fullmatch(_found(chain)):
             word = layer.command.words[0]
             yield Hit(
                 word.span,
@@ -44,38 +48,64 @@ def _buffered(launch: Launch) -> Iterator[Hit]:
             )
 
 
-def _environment(chain: Chain) -> dict[str, Word]:
-    """The variables given to the program: exported, or in front of one of the layers."""
-    known: dict[str, Word] = {}
+def _found(chain: Chain) -> str:
+    """What the program finds in the variable, through all that clears the environment."""
+    near = not any(layer.handed and layer.handed.detached for layer in chain.layers)
+    found = os.environ.get(NAME, "") if near else ""
     for layer in chain.layers:
-        known |= {name: word for name, word, bare in _assigned(layer) if not bare}
-    return known
+        if layer.own and _unset(layer):
+            found = ""
+        for name, word, bare in _assigned(layer):
+            if name == NAME and not bare:
+                found = value_of(word, layer.values()) or word.value
+        if layer.handed and not _passes(layer.name, layer.command.argv, layer.handed):
+            found = ""
+    return found
+
+
+def _unset(layer: Layer) -> bool:
+    commands = layer.shell.commands(layer.pipeline)
+    return any(c.argv[:1] == ["unset"] and NAME in c.argv for c in commands)
+
+
+def _passes(wrapper: str, argv: list[str], handed: Handed) -> bool:
+    """Whether a wrapper lets the variable through."""
+    given = {*handed.options}
+    if wrapper == "env":
+        return not ({"-i", "--ignore-environment"} & given or UNSETS.search(" ".join(argv)))
+    if wrapper in {"sudo", "doas"}:
+        kept = handed.options.get("--preserve-env")
+        return "-E" in given or ("--preserve-env" in given and (not kept or NAME in kept.value))
+    if wrapper in {"su", "runuser"}:
+        return not {"-", "-l", "--login"} & {*argv}
+    if wrapper in {"srun", "sbatch"}:
+        exported = handed.options.get("--export")
+        return not exported or any(name in exported.value for name in ("ALL", NAME))
+    if wrapper in APPTAINERS:
+        return not {"-e", "--cleanenv", "-C", "--containall"} & given
+    if wrapper == "lxc-attach":
+        return "--clear-env" not in given
+    named = any(option in {"-e", "--env"} and name == NAME for option, name in pairwise(argv))
+    return not handed.hop or wrapper == "chroot" or named
 
 
 def _assigned(layer: Layer) -> Iterator[tuple[str, Word, bool]]:
     """Name, value, and whether it is a bare `NAME=value` that no `export` follows."""
     exported = set[str]()
+    given: list[tuple[str, Word]] = []
     earlier = [*layer.shell.commands(layer.pipeline)]
     for command in earlier:
+        if command.argv[:1] == ["unset"]:
+            given = [(name, word) for name, word in given if name not in command.argv]
+        elif not command.words or command.argv[0] in {"export", "declare"}:
+            given += command.assignments
         if command.argv[:1] == ["export"] or command.argv[:2] == ["declare", "-x"]:
             exported |= {*command.argv[1:], *(name for name, _ in command.assignments)}
         elif command.argv[:1] == ["set"] and {"-a", "allexport"} & {*command.argv}:
             exported |= {name for c in earlier for name, _ in c.assignments}
     if layer.own:
-        for command in earlier:
-            if not command.words or command.argv[0] in {"export", "declare"}:
-                yield from ((n, w, n not in exported) for n, w in command.assignments)
+        yield from ((name, word, name not in exported) for name, word in given)
     yield from ((name, word, False) for name, word in layer.command.assignments)
-
-
-def _unbuffered(word: Word | None, chain: Chain) -> bool:
-    """What Python makes of the variable: any text but an empty one or a number 0 counts."""
-    if word is None:
-        near = not any(layer.handed and layer.handed.detached for layer in chain.layers)
-        value = os.environ.get(NAME, "") if near and chain.program.place.here else ""
-    else:
-        value = value_of(word, chain.program.values()) or word.value
-    return value != "" and not re.fullmatch(r"[+-]?0+", value)
 
 
 def _misspelt(launch: Launch) -> Iterator[Hit]:
