@@ -20,6 +20,7 @@ from diagnostics.launch.whereabouts import other_root, script_source, spelled_ou
 from diagnostics.launch.wrappers import SHELLS, Handed, basename, hand_over, name_of
 
 DEEPEST = 16
+RUNNERS = {"screen", "script", "su", "runuser", "sg", "flock"}
 LAUNCHERS = {"torchrun", "accelerate", "deepspeed", "horovodrun", "mpirun", "mpiexec"}
 
 
@@ -145,8 +146,13 @@ class Chain:
     def bare(self) -> bool:
         """Whether it ends at a wrapper that is given nothing to run."""
         name = self.program.name
-        known = name in WRAPPERS or name in SHELLS | {"screen", "script", "su", "runuser"}
+        known = name in WRAPPERS or name in SHELLS | RUNNERS
         return not name or (known and self.unread is None)
+
+    @property
+    def understood(self) -> bool:
+        """Whether it ends at a launcher or Python: what others start, they alone know."""
+        return is_training(self.program.command.argv)
 
     def names(self) -> list[str]:
         """The layers' names, outermost first."""

@@ -74,7 +74,18 @@ def verdict(report: Report) -> LaunchVerdict:
     if report.unknown:
         summary = f"nothing found, but {unseen}"
         return replace(found, status=Status.UNKNOWN, code="launch-not-seen", summary=summary)
+    if not report.launch.trainer.understood:
+        summary = f"what {_starter(report.launch.trainer)} starts cannot be read"
+        remedy = "name what it starts: dflash-diag launch-check -- 'COMMAND >> LOG 2>&1'"
+        return replace(
+            found, status=Status.UNKNOWN, code="launch-not-read", summary=summary, remedy=remedy
+        )
     return found
+
+
+def _starter(chain: Chain) -> str:
+    """The program, or the script, at which reading ended."""
+    return redact((chain.unread or chain.program.command.words[0]).value)
 
 
 def _evidence(chain: Chain | None) -> dict[str, str]:

@@ -256,6 +256,23 @@ def _su(command: Command) -> Iterator[Handed]:
             yield Handed("text", (word,), word.text)
 
 
+def _sg(command: Command) -> Iterator[Handed]:
+    """`sg GROUP -c 'text'`; the `-c` may be left out."""
+    words = [word for word in command.words[1:] if word.value not in {"-", "-c"}]
+    if len(words) > 1:
+        yield Handed("text", (words[1],), words[1].text)
+
+
+def _flock(command: Command) -> Iterator[Handed]:
+    """`flock FILE program` or `flock FILE -c 'text'`."""
+    valued = names("-w -E --wait --timeout --conflict-exit-code")
+    _, rest = split_options(command.words[1:], valued.__contains__)
+    if [word.value for word in rest[1:2]] in (["-c"], ["--command"]):
+        yield from (Handed("text", (word,), word.text) for word in rest[2:3])
+    elif rest[1:]:
+        yield Handed("words", rest[1:])
+
+
 def _sbatch(command: Command) -> Iterator[Handed]:
     options, rest = split_options(command.words[1:], lambda name: name not in SLURM_FLAGS)
     job = Handed("script", rest, hop="sbatch", remote=True, tty=False, detached=True)
@@ -283,6 +300,8 @@ SPECIAL: dict[str, Callable[[Command], Iterator[Handed]]] = {
     "script": _script,
     "su": _su,
     "runuser": _su,
+    "sg": _sg,
+    "flock": _flock,
     "sbatch": _sbatch,
     "source": _source,
     ".": _source,

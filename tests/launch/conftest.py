@@ -21,6 +21,7 @@ SCRIPTS = {
     "unattached.conf": "set -g destroy-unattached on\n",
     "nologin.conf": "set -g default-shell /usr/sbin/nologin\n",
     "bash.conf": "set -g default-shell /bin/bash\n",
+    "package/__main__.py": "print('step')\n",
     "workspace/train.py": "print('step')\n",
     "home/miniconda3/etc/profile.d/conda.sh": "",
     "bin/python": "#!/bin/sh\n",

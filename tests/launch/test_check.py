@@ -202,6 +202,36 @@ def test_nothing_that_trains_is_unknown(world: Path) -> None:
     assert "no program that trains was found" in result.output
 
 
+@pytest.mark.parametrize(
+    ("launch", "starts"),
+    [
+        ("kubectl apply -f job.yaml", "kubectl"),
+        ("systemctl --user start train", "systemctl"),
+        ("systemd-run --user --unit t python -u train.py >> train.log 2>&1", "systemd-run"),
+        ("make -C x train >> train.log 2>&1", "make"),
+        ("flock -n /tmp/l make train >> train.log 2>&1", "make"),
+        ("nohup ./trainer --lr 1 >> train.log 2>&1 &", "./trainer"),
+    ],
+)
+def test_what_another_program_starts_is_unknown(launch: str, starts: str, world: Path) -> None:
+    (world / "trainer").write_bytes(b"\x7fELF\0")
+    (world / "trainer").chmod(0o755)
+    for name in ("kubectl", "systemctl", "systemd-run", "make"):
+        (world / "bin" / name).write_text("#!/bin/sh\n")
+        (world / "bin" / name).chmod(0o755)
+    result = run("--", launch)
+    assert result.exit_code == 3, result.output
+    assert f"what {starts} starts cannot be read" in result.output
+
+
+@pytest.mark.parametrize(
+    "launch", ["./run.sh >> train.log 2>&1", "flock -n l ./run.sh >> train.log 2>&1"]
+)
+def test_a_script_that_was_read_is_fine(launch: str, world: Path) -> None:
+    (world / "run.sh").write_text("#!/bin/bash\nexec python -u train.py\n")
+    assert run("--", launch).exit_code == 0
+
+
 def test_what_does_not_parse_is_unknown(world: Path) -> None:
     result = run("--", "exec python -u train.py >> train.log 2>&1; echo 'open")
     assert result.exit_code != 0

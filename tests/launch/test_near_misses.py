@@ -42,6 +42,12 @@ PAIRS = [
     ("DL001", "mkdir b; cd none; python a.py >> a", "mkdir none; cd none; python a.py >> a"),
     ("DL001", "mkdir a; cd bin; python a.py >> a/a", "mkdir bin/a; cd bin; python a.py >> a/a"),
     ("DL001", "cd bin; python a.py >> $HOME/a/a", "cd $X; mkdir a; python a.py >> a/a"),
+    (
+        "DL001",
+        "flock -n /tmp/l -c 'python train.py > none/a'",
+        "flock -n /tmp/l -c 'python train.py > bin/a'",
+    ),
+    ("DL001", "sg docker -c 'python a.py > none/a'", "sg docker -c 'python a.py > bin/a'"),
     ("DL001", "D=none/a; python a.py >> $D", "D=home/a; python a.py >> $D"),
     ("DL001", "cd none; python a.py >> a-$X", "cd none; python a.py >> $X"),
     (
@@ -185,6 +191,7 @@ PAIRS = [
     ("DL016", "bash keeps-signals.sh & echo $!", "bash passes-signals.sh & echo $!"),
     ("DL016", "python train.py | tee a & P=$!", "python train.py | tee a & wait $!"),
     ("DL016", "timeout 9 python train.py & echo $!", "nice python train.py & echo $!"),
+    ("DL016", "flock l python train.py & echo $!", "exec 9> l; python train.py & echo $!"),
     ("DL016", "ssh h python train.py & echo $!", "bash -c 'python train.py' & echo $!"),
     (
         "DL017",
@@ -251,6 +258,9 @@ PAIRS = [
     ("DL031", "python absent.py", "git clone u; python absent.py"),
     ("DL031", "source v/bin/activate; python train.py", "python -m venv v; source v/bin/activate"),
     ("DL031", "./train.py > a", "bash start.sh"),
+    ("DL031", "./workspace > a", "./bin/python -u train.py > a"),
+    ("DL031", "bash workspace", "bash start.sh"),
+    ("DL031", "python -u workspace", "python -u package"),
     ("DL031", "source ./activate; python train.py", "source activate; python train.py"),
     ("DL006", "cd none; python train.py | tee -a a", "cd bin; python train.py | tee -a a"),
     ("DL006", "python train.py | tee -a none/a", "python train.py | tee >(gzip > none.gz) -a a"),

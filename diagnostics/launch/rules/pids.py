@@ -13,6 +13,7 @@ BECOMES = {"nohup", "setsid", "nice", "ionice", "env", "stdbuf", "exec", "taskse
 STAYS = {
     "timeout": "timeout",
     "sudo": "sudo",
+    "flock": "flock",
     "script": "script",
     "srun": "srun",
     "conda run": "conda",

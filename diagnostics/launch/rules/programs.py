@@ -5,7 +5,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from diagnostics.launch.layers import Launch, Layer, Shell
+from diagnostics.launch.layers import Launch, Layer, Shell, is_python
 from diagnostics.launch.rules.places import programs
 from diagnostics.launch.rules.rule import Hit, Rule, Severity
 from diagnostics.launch.shell import Span, Word
@@ -30,6 +30,7 @@ def _missing(launch: Launch) -> Iterator[Hit]:
             continue
         on = "" if layer.place.here else f" (in {layer.place})"
         yield Hit(word.span, f"there is no {path}{on}", instead=_look(path))
+    yield from _directories(launch)
     yield from _not_executable(launch)
     yield from _unnamed(launch)
     for word in _commands(launch):
@@ -74,6 +75,17 @@ def _not_executable(launch: Launch) -> Iterator[Hit]:
             ask = f"chmod +x {word.span.text}"
             why = "The launch ends with `Permission denied`, where perhaps nobody looks."
             yield Hit(word.span, f"{path} is not executable", why=why, instead=ask)
+
+
+def _directories(launch: Launch) -> Iterator[Hit]:
+    """Python runs one that holds a `__main__.py`; nothing else does."""
+    for word, layer in (*programs(launch), *_interpreters(launch)):
+        path = path_in(word, layer)
+        first = word is layer.command.words[0]
+        runs = path and not first and is_python(layer.name) and (path / "__main__.py").is_file()
+        if path and path.is_dir() and not runs:
+            why = "The launch ends with `Is a directory`, where perhaps nobody looks."
+            yield Hit(word.span, f"{path} is a directory", why=why, instead="a program in it")
 
 
 def _interpreters(launch: Launch) -> Iterator[tuple[Word, Layer]]:
