@@ -282,6 +282,8 @@ class _Reader:
             keys = handed.how == "keys"
             return self.shell(Shell(parse(handed.text), layer.name, place, tty, layers, keys))
         reads_here = layer.shell.place if handed.stdin else place
+        if layer.name == "sbatch":  # it sends the script's text
+            reads_here = layer.place
         source = script_source(handed.words[0], layer, reads_here, asked=handed.stdin)
         if source is None or source.path is None or source.path in _paths(layers):
             return None

@@ -2,10 +2,12 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 
+from diagnostics.launch.batch import Options, job_options, keeps_earlier, output
 from diagnostics.launch.layers import Chain, Launch, Layer
 from diagnostics.launch.shell import Command, Redirect, Span, Word
-from diagnostics.launch.wrappers import split_options
+from diagnostics.launch.wrappers import Handed, split_options
 
 
 @dataclass(frozen=True)
@@ -13,13 +15,15 @@ class Sink:
     """The end of one stream.
 
     `kind`: `terminal`, `file`, `pipe`, `discarded`, or `elsewhere` (a container's or a batch
-    system's own log). `readers` are the commands behind a pipe or a process substitution.
+    system's own log). `readers` are the commands behind a pipe or a process substitution; `log` is
+    the file that a batch system opens for a job.
     """
 
     kind: str
     layer: Layer | None = None
     redirect: Redirect | None = None
     readers: tuple[Command, ...] = ()
+    log: "Log | None" = None
 
 
 @dataclass(frozen=True)
@@ -35,7 +39,7 @@ class Log:
     """A file that output is written to.
 
     `word` is its path (None: nohup.out), `span` covers path and operator, `layer` is the command
-    whose shell opens it, `writer` is `redirect`, `tee`, `script` or `nohup`.
+    whose shell opens it, `writer` is `redirect`, `tee`, `script`, `nohup` or `sbatch`.
     """
 
     word: Word | None
@@ -56,7 +60,7 @@ def streams(chain: Chain) -> list[Streams]:
     """
     start = Sink("terminal" if chain.layers[0].tty else "elsewhere")
     levels = [Streams(start, start)]
-    for layer in chain.layers:
+    for layer, inner in zip_longest(chain.layers, chain.layers[1:]):
         if layer.own:
             levels[-1] = _redirected(layer, levels[-1])
         handed = layer.handed
@@ -66,10 +70,27 @@ def streams(chain: Chain) -> list[Streams]:
             levels[-1] = Streams(out, out if levels[-1].err.kind == "terminal" else levels[-1].err)
         if handed and handed.detached:
             levels = [Streams(fresh, fresh)]
+            if layer.name == "sbatch":
+                levels = [_job(layer, handed, inner, fresh)]
         elif handed and handed.tty is not None:
             inner = fresh if handed.tty else Sink("pipe", layer)
             levels.append(Streams(inner, inner))
     return levels
+
+
+def _job(layer: Layer, handed: Handed, inner: Layer | None, otherwise: Sink) -> Streams:
+    """Of a batch job; standard error goes where the output does unless it is told another file."""
+    options = job_options(handed.options, inner.shell.script if inner else None)
+    out = _job_file(layer, options, "--output") or otherwise
+    return Streams(out, _job_file(layer, options, "--error") or out)
+
+
+def _job_file(layer: Layer, options: Options, name: str) -> Sink | None:
+    word = output(options, name)
+    if word is None:
+        return None
+    log = Log(word, layer, "sbatch", keeps_earlier(options, word), word.span)
+    return Sink("discarded" if word.value == "/dev/null" else "file", layer, log=log)
 
 
 def _redirected(layer: Layer, before: Streams) -> Streams:
@@ -138,7 +159,9 @@ def _files(sink: Sink) -> Iterator[Log]:
     layer, redirect = sink.layer, sink.redirect
     if layer is None:
         return
-    if sink.kind == "file" and redirect is None:
+    if sink.log is not None and sink.kind == "file":
+        yield sink.log
+    elif sink.kind == "file" and redirect is None:
         yield Log(None, layer, "nohup", True, layer.command.words[0].span)
     elif sink.kind == "file" and redirect is not None:
         yield Log(redirect.target, layer, "redirect", redirect.appends, redirect.span, redirect)

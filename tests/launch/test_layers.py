@@ -121,6 +121,16 @@ def test_a_script_that_starts_itself_ends(world: Path) -> None:
     assert trainer("bash run.sh").names() == ["bash", "python"]
 
 
+def test_a_batch_script_is_read_where_it_is_submitted(world: Path) -> None:
+    (world / "job.sh").write_text("srun python inside.py\n")
+    chain = trainer("sbatch --gpus 1 job.sh")
+    assert (chain.names(), str(chain.program.place)) == (
+        ["sbatch", "srun", "python"],
+        "sbatch > srun",
+    )
+    assert trainer(f"ssh login sbatch {world / 'job.sh'}").unread is not None
+
+
 def test_a_script_elsewhere_is_not_read(world: Path) -> None:
     """A file of the same name on this machine is not what runs."""
     chain = trainer(f"ssh host bash {world / 'run.sh'}")
@@ -164,6 +174,10 @@ def test_where_its_output_goes(text: str, out: str, err: str) -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
+        (
+            "sbatch -o a -e b-%j --wrap='python x'",
+            [("a", "sbatch", False), ("b-%j", "sbatch", True)],
+        ),
         ("python x > a 2> b", [("a", "redirect", False), ("b", "redirect", False)]),
         ("python x 2>&1 | tee -a a b", [("a", "tee", True), ("b", "tee", True)]),
         ("ssh -t h 'python x >> a' | tee b", [("b", "tee", False), ("a", "redirect", True)]),

@@ -72,6 +72,20 @@ PAIRS = [
     ),
     ("DL004", "python -u train.py > a.log 2>&1", "python -u train.py > a-$$.log 2>&1"),
     ("DL004", "A=a; python -u train.py > $A.log 2>&1", "python -u train.py > $RUN.log 2>&1"),
+    ("DL001", "sbatch -o none/%j.out --wrap='python a.py'", "sbatch -o bin/%j --wrap='python a'"),
+    (
+        "DL001",
+        "sbatch --output=none/%j.out --wrap='mkdir -p none; python a.py'",
+        "mkdir -p none; sbatch --output=none/%j.out --wrap='python a.py'",
+    ),
+    ("DL004", "sbatch -o a.out --wrap='python a.py'", "sbatch -o a-%j.out --wrap='python a.py'"),
+    (
+        "DL004",
+        "sbatch -o a.out --open-mode=truncate --wrap='python a.py'",
+        "sbatch -o a.out --open-mode=append --wrap='python a.py'",
+    ),
+    ("DL011", "sbatch -o a-%j --wrap='python a.py'", "sbatch -o a-%j --wrap='python -u a.py'"),
+    ("DL030", "sbatch -o /dev/null --wrap='python a.py'", "sbatch --wrap='python a.py'"),
     ("DL004", "python train.py | tee a", "set -C; python train.py > a"),
     ("DL004", "script -f -c 'python train.py' a", "script -f -a -c 'python train.py' a"),
     (
@@ -353,6 +367,38 @@ def test_the_other_copy_is_compared_byte_by_byte(world: Path) -> None:
     mine = world / "workspace" / "train.py"
     (world / "other-root" / str(mine).lstrip("/")).write_bytes(mine.read_bytes())
     assert "DL029" not in codes(launch, world)
+
+
+@pytest.mark.parametrize(
+    ("directives", "submit", "expected"),
+    [
+        ("#SBATCH --gpus 1", "sbatch job.sh", set()),
+        ("#SBATCH -o workspace/%x-%j.out", "sbatch job.sh", set()),
+        ("#SBATCH -o none/%x-%j.out", "sbatch job.sh", {"DL001"}),
+        ('#SBATCH --output="none/%j.out"  # here', "sbatch job.sh", {"DL001"}),
+        ("#SBATCH -e none/%j.err", "sbatch job.sh", {"DL001"}),
+        ("#SBATCH -o none/%j.out", "sbatch -o workspace/%j.out job.sh", set()),
+        ("#SBATCH -o none/%j.out", "mkdir -p none; sbatch job.sh --lr 1", set()),
+        ("#SBATCH -o none/%j.out", "sbatch -D workspace job.sh", set()),
+        ("#SBATCH -o %x.out", "sbatch job.sh", {"DL004"}),
+        ("#SBATCH -o none/%j.out", "bash job.sh", {"DL026"}),
+        ("true\n#SBATCH -o none/%j.out", "sbatch job.sh", set()),
+    ],
+)
+def test_a_batch_job_says_where_its_output_goes(
+    directives: str, submit: str, expected: set[str], world: Path
+) -> None:
+    text = f"#!/bin/bash\n{directives}\nsrun python -u train.py\n"
+    (world / "job.sh").write_text(text)
+    assert codes(submit, world) == expected
+
+
+def test_a_batch_script_is_what_the_submitting_side_has(world: Path) -> None:
+    (world / "job.sh").write_text("#!/bin/bash\n#SBATCH -o none/%j.out\npython -u train.py\n")
+    (finding,) = check(Source("command line", "sbatch job.sh")).findings
+    assert (finding.hit.span.line, finding.hit.span.text) == (2, "none/%j.out")
+    assert (finding.mended, finding.hit.instead) == ("", "put in front: mkdir -p none")
+    assert codes("sbatch absent.sh", world) == {"DL031"}
 
 
 def test_a_script_that_asks_for_sh_does_not_know_and_greater(world: Path) -> None:

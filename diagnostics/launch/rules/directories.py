@@ -87,9 +87,10 @@ def _not_there(word: Word, layer: Layer) -> Hit | None:
     if directory is None:
         return _cannot_check(word, layer, said)
     what, typed = f"there is no directory {directory}", directory_word(word)
-    if not typed.value:  # all of the path stands in a variable
-        return Hit(word.span, what, instead=f"put in front: mkdir -p {said}")
     pipeline = layer.pipeline
+    elsewhere = typed.span.source != pipeline.span.source  # in a `#SBATCH` line
+    if not typed.value or elsewhere:  # all of the path stands in a variable
+        return Hit(word.span, what, instead=f"put in front: mkdir -p {said}")
     then = "; " if pipeline.background else " && "  # `a && b & echo $!` is another process
     make = Edit(before(pipeline.span), f"mkdir -p {typed.span.text}{then}")
     return Hit(typed.span, what, edits=(make,))

@@ -62,13 +62,23 @@ def _reused(launch: Launch) -> Iterator[Hit]:
         path = path_in(log.word, log.layer)
         size = path.stat().st_size if path and path.is_file() else 0
         now = f", and {size} bytes are in it now" if size else ""
-        yield Hit(log.span, f"every start empties {log.word.value}{now}", edits=_append(log))
+        yield Hit(
+            log.span,
+            f"every start empties {log.word.value}{now}",
+            edits=_append(log),
+            instead=_numbered(log),
+        )
+
+
+def _numbered(log: Log) -> str:
+    return "a name with the job's number in it, %j" if log.writer == "sbatch" else ""
 
 
 def _append(log: Log) -> tuple[Edit, ...]:
     if log.command is not None:
         return (Edit(behind(log.command.words[0].span), " -a"),)
-    assert log.redirect is not None
+    if log.redirect is None:  # sbatch's
+        return ()
     operator = log.redirect.operator
     wanted = {">": ">>", ">|": ">>", "&>": "&>>", ">&": "&>>"}.get(operator, operator)
     start = log.span.start + log.span.text.index(operator)

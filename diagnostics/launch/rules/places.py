@@ -49,10 +49,10 @@ def _no_log(launch: Launch) -> Iterator[Hit]:
         out = streams(chain)[-1].out
         detached = any(layer.handed and layer.handed.detached for layer in chain.layers)
         background = any(layer.own and layer.pipeline.background for layer in chain.layers)
-        batch = any(hop == "sbatch" for hop in chain.program.place.hops)
-        if logs(chain) or batch or not (detached or background or out.kind == "discarded"):
+        discarded = out.kind == "discarded"
+        if logs(chain) or not (detached or background or discarded):
             continue
-        if _own_log(chain):
+        if _own_log(chain) or ("sbatch" in chain.names() and not discarded):
             continue
         word = chain.program.command.words[0]
         gone = {

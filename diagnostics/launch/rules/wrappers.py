@@ -51,9 +51,15 @@ def _swallowed(launch: Launch) -> Iterator[Hit]:
 
 
 def _in_script(chain: Chain) -> Layer | None:
-    """The statement of the innermost script file that starts the program, if it is in one."""
+    """The statement of the innermost script file that starts the program, if it is in one.
+
+    Not of a batch job's: its end is the end of all its processes.
+    """
     own = [layer for layer in chain.layers if layer.own]
-    return own[-1] if own and own[-1].shell.kind == "file" else None
+    if not own or own[-1].shell.kind != "file":
+        return None
+    opened_by = own[-1].shell.opened_by[-1:]
+    return None if any(layer.name == "sbatch" for layer in opened_by) else own[-1]
 
 
 def _start(layer: Layer) -> Span:
