@@ -56,6 +56,8 @@ def objections(launch: Launch) -> Iterator[str]:
     for shell in launch.shells:
         if shell.script.broken is not None:
             yield _at(shell.script.broken, "this does not parse")
+        for name, body in shell.script.functions.items():
+            yield _at(body.span(), f"{name}: a function, and a name may stand for another command")
     for source in dict.fromkeys(shell.script.text.source for shell in launch.shells):
         yield from _unseen(source, launch)
     for chain in launch.chains:

@@ -11,11 +11,12 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 
 from diagnostics.launch.known_wrappers import WRAPPERS, names
 from diagnostics.launch.parse import parse, parse_source
-from diagnostics.launch.shell import Command, Pipeline, Script, Source, Span, Word
+from diagnostics.launch.shell import Command, Pipeline, Script, Source, Span, Text, Word
 from diagnostics.launch.whereabouts import other_root, script_source, spelled_out
 from diagnostics.launch.wrappers import SHELLS, Handed, basename, hand_over, name_of
 
@@ -61,9 +62,10 @@ class Place:
 class Shell:
     """A shell text and the shell that reads it.
 
-    `kind` is `command line`, `file`, or the wrapper that opened it; `opened_by` are the layers from
-    the user to that wrapper. `keys` were typed into an interactive shell by tmux send-keys.
-    `sourced` are the scripts that it reads with `source`.
+    `kind` is `command line`, `file`, `source`, `function`, or the wrapper that opened it;
+    `opened_by` are the layers from the user to that wrapper. `keys` were typed into an interactive
+    shell by tmux send-keys. `sourced` are the scripts that it reads with `source`, and the
+    functions that it calls.
     """
 
     script: Script
@@ -74,14 +76,60 @@ class Shell:
     keys: bool = False
     sourced: list["Shell"] = field(default_factory=list)
 
-    def commands(self, pipeline: Pipeline | None = None) -> Iterator[Command]:
-        """The commands in front of a pipeline, or all, with those of scripts that are sourced."""
+    @property
+    def caller(self) -> "Layer | None":
+        """The command of the same process that this text is run by, if it is one."""
+        return self.opened_by[-1] if self.kind in {"source", "function"} else None
+
+    @property
+    def process(self) -> "Shell":
+        """The shell that runs it: of a function and of what is sourced, the caller's."""
+        return self.caller.shell.process if self.caller else self
+
+    def earlier(self, pipeline: Pipeline | None = None) -> Iterator[tuple[Pipeline, Command]]:
+        """The commands in front of a pipeline, or all, with those that are sourced or called.
+
+        Each with the pipeline of this shell in which it is run.
+        """
         opened = {id(shell.opened_by[-1].command): shell for shell in self.sourced}
-        earlier = self.script.before(pipeline) if pipeline else self.script.pipelines
-        for command in (c for p in earlier for c in p.commands):
-            yield command
-            if id(command) in opened:
-                yield from opened[id(command)].commands()
+        for each in self.script.before(pipeline) if pipeline else self.script.pipelines:
+            for command in each.commands:
+                yield each, command
+                if id(command) in opened:
+                    yield from ((each, inner) for inner in opened[id(command)].commands())
+
+    def commands(self, pipeline: Pipeline | None = None) -> Iterator[Command]:
+        """As `earlier`, the commands alone."""
+        return (command for _, command in self.earlier(pipeline))
+
+    def front(self, pipeline: Pipeline) -> Iterator[Command]:
+        """The commands that the process has run in front of a pipeline."""
+        if self.caller:
+            yield from self.caller.shell.front(self.caller.pipeline)
+        yield from self.commands(pipeline)
+
+    def rest(self, pipeline: Pipeline) -> Iterator[Pipeline]:
+        """The pipelines that the process runs behind one."""
+        yield from self.script.after(pipeline)
+        if self.caller:
+            yield from self.caller.shell.rest(self.caller.pipeline)
+
+    def functions(self) -> dict[str, Text]:
+        """The functions that it can call, those that a shell around exports included."""
+        known = self.opened_by[-1].shell.functions() if self.opened_by else {}
+        if not self.caller:
+            known = {name: known[name] for name in known if self._is_given(name)}
+        return known | self._defined()
+
+    def _defined(self) -> dict[str, Text]:
+        inner = (shell._defined().items() for shell in self.sourced)
+        return self.script.functions | dict(chain.from_iterable(inner))
+
+    def _is_given(self, name: str) -> bool:
+        """Whether the shell around exports a function."""
+        outer = self.opened_by[-1]
+        exports = (c.argv for c in outer.shell.front(outer.pipeline) if c.argv[:1] == ["export"])
+        return self.kind == "bash" and any("-f" in argv and name in argv for argv in exports)
 
     def values(self, pipeline: Pipeline | None = None) -> dict[str, Word]:
         """Variables set in front of a pipeline, here and in the shells around, by their last value.
@@ -92,6 +140,8 @@ class Shell:
         for layer in self.opened_by:
             known |= layer.shell.assigned(layer.pipeline) if layer.own else {}
             known |= dict(layer.command.assignments)
+        if self.kind == "function":
+            known |= {str(i): word for i, word in enumerate(self.opened_by[-1].command.words)}
         return known | self.assigned(pipeline)
 
     def assigned(self, pipeline: Pipeline | None) -> dict[str, Word]:
@@ -254,7 +304,7 @@ class _Reader:
 
     def _follow(self, layer: Layer, outer: tuple[Layer, ...] = ()) -> Iterator[Chain]:
         above = outer or layer.shell.opened_by
-        handed = _variable(layer) or hand_over(layer.command) if len(above) < DEEPEST else ()
+        handed = _handed(layer, above) if len(above) < DEEPEST else ()
         followed = False
         for each in handed:
             layers = (*above, replace(layer, handed=each))
@@ -279,8 +329,12 @@ class _Reader:
         if handed.how == "words":
             return self._follow(_behind(layer, handed, place, tty), layers)
         if handed.text is not None:
-            keys = handed.how == "keys"
-            return self.shell(Shell(parse(handed.text), layer.name, place, tty, layers, keys))
+            called = handed.how == "function"
+            kind, keys = ("function" if called else layer.name), handed.how == "keys"
+            shell = Shell(parse(handed.text), kind, place, tty, layers, keys)
+            if called:
+                layer.shell.sourced.append(shell)
+            return self.shell(shell)
         reads_here = layer.shell.place if handed.stdin else place
         if layer.name == "sbatch":  # it sends the script's text
             reads_here = layer.place
@@ -307,8 +361,29 @@ def _behind(layer: Layer, handed: Handed, place: Place, tty: bool) -> Layer:
     return Layer(name, command, layer.pipeline, layer.shell, place, tty, own=False)
 
 
+def _handed(layer: Layer, above: tuple[Layer, ...]) -> tuple[Handed, ...]:
+    """What a command runs in turn, as a function, through a variable or as a wrapper."""
+    return _called(layer, above) or _variable(layer) or hand_over(layer.command)
+
+
+def _called(layer: Layer, above: tuple[Layer, ...]) -> tuple[Handed, ...]:
+    """The function of this name; not again from within itself, nor behind another program."""
+    by_shell = layer.own or above[-1].name == "time"
+    words = layer.command.words
+    body = layer.shell.functions().get(words[0].value) if words and by_shell else None
+    if body is None or any(each.handed and each.handed.text is body for each in above):
+        return ()
+    return (Handed("function", words, body),)
+
+
 def _variable(layer: Layer) -> tuple[Handed, ...]:
-    """`$LAUNCHER train.py` and `eval $COMMAND`, if the launch says what the variable holds."""
+    """`$LAUNCHER train.py` and `eval $COMMAND`, if the launch says what the variable holds.
+
+    `"$@"` in a function is what it was called with.
+    """
+    if layer.shell.kind == "function" and layer.command.argv[:1] == ["$@"]:
+        given = layer.shell.opened_by[-1].command.words[1:]
+        return (Handed("words", (*given, *layer.command.words[1:])),) if given else ()
     evaluates = layer.name == "eval" and len(layer.command.words) == 2
     words = layer.command.words[1:] if evaluates else layer.command.words
     text = spelled_out(words[0], layer.values()) if words else None

@@ -51,10 +51,10 @@ BLOCKS = {
     "while_statement",
     "case_statement",
     "case_item",
-    "function_definition",
     "negated_command",
 }
-STATEMENTS = SIMPLE | BLOCKS | {"pipeline", "redirected_statement"}
+FUNCTION = "function_definition"
+STATEMENTS = SIMPLE | BLOCKS | {"pipeline", "redirected_statement", FUNCTION}
 ASSIGNMENT = "variable_assignment"
 NOT_WORDS = {ASSIGNMENT, "file_redirect", "herestring_redirect", "heredoc_redirect", "comment"}
 SPECIAL = re.compile(r"(?<!\\)\$[!?$]")
@@ -71,6 +71,8 @@ def parse(text: Text) -> Script:
     return Script(
         text,
         tuple(reader.statements(tree.root_node, _Around())),
+        dict(reader.functions(tree.root_node)),
+        reader.start(tree.root_node),
         tuple(text.cut(n.start_byte, n.end_byte) for n in _all(tree.root_node, "comment")),
         text.span(broken.start_byte, max(broken.end_byte, broken.start_byte + 1))
         if broken
@@ -144,7 +146,26 @@ class _Reader:
                 ),
             )
 
+    def functions(self, node: Node) -> Iterator[tuple[str, Text]]:
+        """Those that are defined in no other, each with its body."""
+        for child in node.children:
+            name, body = (child.child_by_field_name(field) for field in ("name", "body"))
+            if child.type != FUNCTION:
+                yield from self.functions(child)
+            elif name is not None and body is not None:
+                # With its braces where they have redirects of their own.
+                braces = body.type == "compound_statement" and body.end_byte == child.end_byte
+                inside = self.text.cut(body.start_byte + braces, child.end_byte - braces)
+                yield self._raw(name), inside
+
+    def start(self, node: Node) -> Span:
+        """In front of the first statement that does something."""
+        first = next((c for c in node.named_children if c.type not in {"comment", FUNCTION}), node)
+        return self._span(first.start_byte, first.start_byte)
+
     def statement(self, node: Node, around: _Around) -> Iterator[Pipeline]:
+        if node.type == FUNCTION:
+            return
         if node.type in BLOCKS:
             yield from self.statements(node, around)
         elif node.type == "pipeline":

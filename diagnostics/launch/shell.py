@@ -195,10 +195,16 @@ class Pipeline:
 
 @dataclass(frozen=True, eq=False)
 class Script:
-    """A shell text in the order in which it is written."""
+    """A shell text in the order in which it is written.
+
+    `functions` are the bodies of those that it defines, which run where they are called: they are
+    not among its `pipelines`. `start` is the place in front of its first statement.
+    """
 
     text: Text
     pipelines: tuple[Pipeline, ...]
+    functions: dict[str, Text]
+    start: Span
     comments: tuple[Text, ...] = ()
     broken: Span | None = None  # the first characters that do not parse
 

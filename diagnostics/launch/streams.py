@@ -95,8 +95,7 @@ def _job_file(layer: Layer, options: Options, name: str) -> Sink | None:
 
 def _redirected(layer: Layer, before: Streams) -> Streams:
     now = before
-    for earlier in layer.shell.script.before(layer.pipeline):
-        command = earlier.commands[0]
+    for command in layer.shell.commands(layer.pipeline):
         if command.argv == ["exec"]:
             now = _apply(now, command.redirects, layer)
     index = next(i for i, c in enumerate(layer.pipeline.commands) if c is layer.command)

@@ -197,7 +197,7 @@ def is_relative(path: str) -> bool:
 
 def may_be_made(layer: "Layer", at: Pipeline) -> bool:
     """Whether something in front brings files: a clone, a copy, a virtual environment."""
-    argvs = [pipeline.commands[0].argv for pipeline in layer.shell.script.before(at)]
+    argvs = [command.argv for command in layer.shell.front(at)]
     return any(argv and (argv[0] in MAKERS or "venv" in argv) for argv in argvs)
 
 

@@ -19,8 +19,9 @@ class Handed:
     """What a wrapper runs: words, or shell text, or a shell script.
 
     `how`: `words`, `text`, `script` (`words` are the path and its arguments), `keys` (typed into a
-    shell by tmux send-keys). `hop` names another root or machine (`ssh host`, `pct exec 200`),
-    `remote` says that it is another machine; `tty` is None where the wrapper leaves it as it is.
+    shell by tmux send-keys), `function` (the text of its body). `hop` names another root or machine
+    (`ssh host`, `pct exec 200`), `remote` says that it is another machine; `tty` is None where the
+    wrapper leaves it as it is.
     `detached`: the wrapper returns at once, and its own redirects do not reach the program.
     `stdin`: the script comes through standard input, from where the wrapper is typed.
     """

@@ -213,6 +213,7 @@ REFUSED = {
     "tmux set -g default-command 'rm y' \\; new -d 'python3 train.py > l'": "tmux set default-com",
     "tmux new -d -s '#(rm y)' 'python3 train.py > train.log'": "tmux runs what stands in #(",
     "tmux new -d \\; send-keys 'rm y; python3 train.py > l' Enter": "rm: a launch may not do",
+    "echo() { rm y; }; python3 train.py > train.log": "echo: a function",
     "rm() { :; }; python3 train.py > $(rm)": "$(rm): not known to do no harm",
     "python3 a.py > a.log & python3 b.py > b.log": "it starts 2 trainers",
     "python3 train.py > 'train.log": "this does not parse",

@@ -224,6 +224,11 @@ def test_what_another_program_starts_is_unknown(launch: str, starts: str, world:
     assert f"what {starts} starts cannot be read" in result.output
 
 
+def test_what_functions_call_each_other_for_ends(world: Path) -> None:
+    text = "a() { b | b & b; }; b() { a | a & a; }; a; b"
+    assert verdict(look(text)).status != "ok"
+
+
 @pytest.mark.parametrize(
     "launch", ["./run.sh >> train.log 2>&1", "flock -n l ./run.sh >> train.log 2>&1"]
 )

@@ -13,6 +13,7 @@ LOG = ">> /workspace/train.log 2>&1"
 KEEP = "\\; set-option remain-on-exit on"
 
 EXPORTED = "export PYTHONUNBUFFERED=1"
+RUN = "run() { python a.py; }"
 
 # (code, a launch that has it, one that comes close)
 PAIRS = [
@@ -48,6 +49,27 @@ PAIRS = [
         "flock -n /tmp/l -c 'python train.py > bin/a'",
     ),
     ("DL001", "sg docker -c 'python a.py > none/a'", "sg docker -c 'python a.py > bin/a'"),
+    ("DL001", f"{RUN}; run > none/a", f"{RUN}; run > bin/a"),
+    ("DL001", "run() { python a.py; } > none/a; run", "run() { python a.py; } > bin/a; run"),
+    ("DL001", f"{RUN}; time run > none/a", f"{RUN}; time run > bin/a"),
+    (
+        "DL001",
+        "old() { python a.py > none/a; }; old",
+        "old() { python a.py > none/a; }; python a.py > bin/a",
+    ),
+    (
+        "DL001",
+        'run() { python a.py > "$1"; }; run none/a',
+        'run() { python a.py > "$1"; }; run bin/a',
+    ),
+    ("DL001", 'log() { "$@" > none/a; }; log python a.py', 'log() { "$@" > a; }; log python a.py'),
+    (
+        "DL001",
+        f"make() {{ mkdir d; }}; {RUN}; run > d/a",
+        f"make() {{ mkdir d; }}; {RUN}; make; run > d/a",
+    ),
+    ("DL001", f"{RUN}; cd none; run > a", f"{RUN}; cd bin; run > a"),
+    ("DL001", "go() { exec > none/a; }; go; python a.py", "go() { exec > none/a; }; python a.py"),
     ("DL001", "D=none/a; python a.py >> $D", "D=home/a; python a.py >> $D"),
     ("DL001", "cd none; python a.py >> a-$X", "cd none; python a.py >> $X"),
     (
@@ -101,6 +123,12 @@ PAIRS = [
         "bash -c 'python train.py | tee -a a'",
         "bash -o pipefail -c 'python train.py | tee -a a'",
     ),
+    ("DL007", f'{RUN}; run "$@" 2>&1 | tee -a a', f'set -o pipefail; {RUN}; run "$@" | tee -a a'),
+    (
+        "DL007",
+        "run() { python a.py | tee -a a; }; run",
+        f"go() {{ python a.py | tee a; }}; {RUN}; run",
+    ),
     ("DL007", "python train.py | cat", "python train.py | cat; exit ${PIPESTATUS[0]}"),
     ("DL008", "python train.py > >(tee a)", "python train.py > >(tee a); wait"),
     ("DL009", "python train.py 2>&1 > a", "python train.py > a 2>&1"),
@@ -144,6 +172,11 @@ PAIRS = [
         "DL011",
         f"{EXPORTED}; lxc-attach --clear-env -n c -- python train.py > a",
         f"{EXPORTED}; lxc-attach -n c -- python train.py > a",
+    ),
+    (
+        "DL011",
+        f"go() {{ {EXPORTED}; }}; python a.py > a",
+        f"go() {{ {EXPORTED}; }}; go; python a.py > a",
     ),
     ("DL011", f"{EXPORTED}; env -i python a.py > a", f"{EXPORTED}; env A=1 python a.py > a"),
     (
@@ -205,6 +238,7 @@ PAIRS = [
     ("DL016", "bash keeps-signals.sh & echo $!", "bash passes-signals.sh & echo $!"),
     ("DL016", "python train.py | tee a & P=$!", "python train.py | tee a & wait $!"),
     ("DL016", "timeout 9 python train.py & echo $!", "nice python train.py & echo $!"),
+    ("DL016", f"{RUN}; run & echo $!", "run() { python a.py & echo $!; }; run"),
     ("DL016", "flock l python train.py & echo $!", "exec 9> l; python train.py & echo $!"),
     ("DL016", "ssh h python train.py & echo $!", "bash -c 'python train.py' & echo $!"),
     (
@@ -219,6 +253,8 @@ PAIRS = [
     ),
     ("DL018", "python train.py > a &", "nohup python train.py > a &"),
     ("DL018", "python train.py > a & disown", "python train.py > a & wait"),
+    ("DL018", f"{RUN}; run > a &", f"{RUN}; run > a & wait"),
+    ("DL018", "run() { python a.py > a & }; run", "run() { python a.py > a & }; run; wait"),
     ("DL018", "nohup python train.py | tee a &", "nohup python train.py | nohup tee a &"),
     ("DL018", "setsid python train.py |& tee a &", "setsid bash -c 'python train.py |& tee a' &"),
     ("DL018", "bash -c 'nohup python a.py | tee a' &", "echo y | nohup python a.py > a &"),
@@ -263,6 +299,8 @@ PAIRS = [
     ),
     ("DL028", "nohup 'python train.py' &", "nohup '/opt/my tools/python' train.py &"),
     ("DL035", "tmux new -d 'source a'", "tmux new -d 'source a; exec bash'"),
+    ("DL030", f"{RUN}; run &", f"{RUN}; run >> /tmp/a 2>&1 &"),
+    ("DL030", f"{RUN}; run > /dev/null", "go() { python a.py > /dev/null; }; python a.py"),
     ("DL030", "nohup python train.py > /dev/null &", "nohup python train.py &"),
     (
         "DL030",
@@ -274,6 +312,11 @@ PAIRS = [
     ("DL031", "./train.py > a", "bash start.sh"),
     ("DL031", "./workspace > a", "./bin/python -u train.py > a"),
     ("DL031", "bash workspace", "bash start.sh"),
+    (
+        "DL031",
+        "run() { python train.py; }; bash -c run",
+        "run() { python train.py; }; export -f run; bash -c run",
+    ),
     ("DL031", "python -u workspace", "python -u package"),
     ("DL031", "source ./activate; python train.py", "source activate; python train.py"),
     ("DL006", "cd none; python train.py | tee -a a", "cd bin; python train.py | tee -a a"),
@@ -283,6 +326,11 @@ PAIRS = [
         "DL032",
         "ssh h 'conda activate x; python train.py'",
         "ssh h 'eval \"$(conda shell.bash hook)\"; conda activate x; python train.py'",
+    ),
+    (
+        "DL032",
+        "bash -c 'go() { conda activate x; }; go; python a'",
+        "go() { conda activate x; }; go; python a",
     ),
     ("DL032", "bash -c 'conda activate x; python a'", "bash -ic 'conda activate x; python a'"),
     ("DL033", "sh -c 'python train.py &> a'", "bash -c 'python train.py &> a'"),
@@ -399,6 +447,23 @@ def test_a_batch_script_is_what_the_submitting_side_has(world: Path) -> None:
     assert (finding.hit.span.line, finding.hit.span.text) == (2, "none/%j.out")
     assert (finding.mended, finding.hit.instead) == ("", "put in front: mkdir -p none")
     assert codes("sbatch absent.sh", world) == {"DL031"}
+
+
+def test_a_function_of_a_script_runs_in_the_script(world: Path) -> None:
+    (world / "lib.sh").write_text("train() { python -u train.py; }\n")
+    script = world / "go.sh"
+    for text, expected in (
+        ("main() { python -u train.py; }\nmain >> /tmp/t.log 2>&1\n", {"DL026"}),
+        ("main() { exec python -u train.py; }\nmain >> /tmp/t.log 2>&1\n", set()),
+        ("main() { python -u train.py; }\nmain >> t.log 2>&1\n", {"DL005", "DL026"}),
+        ("source lib.sh\ntrain >> /none/t.log 2>&1\n", {"DL001", "DL026"}),
+        ("source lib.sh\ntrap 'kill $!' TERM\ntrain >> /tmp/t.log 2>&1\n", set()),
+    ):
+        script.write_text(text)
+        assert codes("bash go.sh", world) == expected, text
+    script.write_text("main() { python -u train.py; }\nmain\n")
+    (finding,) = check(Source("command line", "bash go.sh >> /tmp/t.log 2>&1")).findings
+    assert finding.mended == "main() { exec python -u train.py; }"
 
 
 def test_a_script_that_asks_for_sh_does_not_know_and_greater(world: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from diagnostics.launch.layers import Launch, Layer
 from diagnostics.launch.rules.rule import Edit, Hit, Rule, Severity, before
-from diagnostics.launch.shell import Pipeline, Word
+from diagnostics.launch.shell import Command, Pipeline, Word
 from diagnostics.launch.streams import all_logs
 from diagnostics.launch.whereabouts import (
     entered,
@@ -59,16 +59,15 @@ def _made(said: str, layer: Layer, at: Pipeline) -> bool:
     wanted = Path(os.path.normpath(said))
     for each in (*layer.shell.opened_by, layer):
         if each.own and each.place.hops == layer.place.hops:
-            for pipeline in each.shell.script.before(at if each is layer else each.pipeline):
-                for word in _operands_of_mkdir(pipeline):
+            for pipeline, command in each.shell.earlier(at if each is layer else each.pipeline):
+                for word in _operands_of_mkdir(command):
                     made = Path(os.path.normpath(said_path(word, each, pipeline)))
                     if wanted in (made, *made.parents):
                         return True
     return False
 
 
-def _operands_of_mkdir(pipeline: Pipeline) -> list[Word]:
-    command = pipeline.commands[0]
+def _operands_of_mkdir(command: Command) -> list[Word]:
     words = command.words[1:] if command.argv[:1] == ["mkdir"] else ()
     return [word for word in words if not word.value.startswith("-")]
 

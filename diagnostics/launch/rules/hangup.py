@@ -3,9 +3,9 @@
 import re
 from collections.abc import Iterator
 
-from diagnostics.launch.layers import Chain, Launch, Layer, Shell
+from diagnostics.launch.layers import Chain, Launch, Layer
 from diagnostics.launch.rules.rule import Edit, Hit, Rule, Severity, before
-from diagnostics.launch.shell import Command, Pipeline, Span
+from diagnostics.launch.shell import Command, Span
 from diagnostics.launch.streams import tee_logs
 from diagnostics.launch.wrappers import basename, name_of
 
@@ -49,37 +49,39 @@ def _readers(layer: Layer) -> tuple[Command, ...]:
     return commands[commands.index(layer.command) + 1 :]
 
 
-def _ends_at_once(shell: Shell, pipeline: Pipeline) -> bool:
+def _ends_at_once(layer: Layer) -> bool:
     """Whether nothing behind it keeps the shell alive."""
-    later = [p.commands[0].argv[0] for p in shell.script.after(pipeline) if p.commands[0].argv]
+    rest = layer.shell.rest(layer.pipeline)
+    later = [p.commands[0].argv[0] for p in rest if p.commands[0].argv]
     return not LASTING & {basename(name) for name in later}
 
 
 def _ignores_hangup(layer: Layer) -> bool:
     return any(
-        p.commands[0].argv[:2] == ["trap", ""] and "HUP" in " ".join(p.commands[0].argv)
-        for p in layer.shell.script.before(layer.pipeline)
+        command.argv[:2] == ["trap", ""] and "HUP" in " ".join(command.argv)
+        for command in layer.shell.front(layer.pipeline)
     )
 
 
 def _race(launch: Launch) -> Iterator[Hit]:
     for chain, layer, index in _background(launch):
-        if not (layer.shell.opened_by and layer.shell.tty) or layer.shell.keys:
+        shell = layer.shell.process
+        if not (shell.opened_by and shell.tty) or shell.keys:
             continue
         if _shield(chain, index) != "nohup" or _ignores_hangup(layer):
             continue
-        if _ends_at_once(layer.shell, layer.pipeline):
+        if _ends_at_once(layer):
             yield _hit(layer, "the terminal goes away as soon as the shell ends, perhaps too early")
 
 
 def _hit(layer: Layer, what: str) -> Hit:
-    first = layer.shell.script.pipelines[0].span
+    first = layer.shell.process.script.start
     around = first.source.text[: first.start][-1:]
     nothing = '""' if around == "'" else "''"  # it may stand in the other quotes
     return Hit(
         layer.pipeline.span,
         what,
-        edits=(Edit(before(first), f"trap {nothing} HUP; "),),
+        edits=(Edit(first, f"trap {nothing} HUP; "),),
     )
 
 
@@ -87,12 +89,12 @@ def _unprotected(launch: Launch) -> Iterator[Hit]:
     for chain, layer, index in _background(launch):
         safe = _shield(chain, index) or _ignores_hangup(layer)
         detached = any(each.handed and each.handed.detached for each in chain.layers[index:])
-        if safe or detached or not layer.shell.tty or layer.shell.kind == "file":
+        shell = layer.shell.process
+        if safe or detached or not shell.tty or shell.kind == "file":
             continue
-        ends = _ends_at_once(layer.shell, layer.pipeline) and not layer.shell.keys
-        if layer.shell.opened_by and ends:
-            yield _hit(layer, f"{layer.shell.kind} takes its terminal away when the shell ends")
-        elif not layer.shell.opened_by and not _waits(layer):
+        if shell.opened_by and _ends_at_once(layer) and not shell.keys:
+            yield _hit(layer, f"{shell.kind} takes its terminal away when the shell ends")
+        elif not shell.opened_by and not _waits(layer):
             yield _typed(chain, index)
 
 
@@ -128,7 +130,7 @@ def _without_tee(layer: Layer) -> tuple[Edit, ...]:
 
 
 def _waits(layer: Layer) -> bool:
-    later = layer.shell.script.after(layer.pipeline)
+    later = layer.shell.rest(layer.pipeline)
     return any(p.commands[0].argv[:1] == ["wait"] for p in later)
 
 

@@ -86,23 +86,23 @@ def _append(log: Log) -> tuple[Edit, ...]:
 
 
 def _noclobber(log: Log) -> bool:
-    earlier = log.layer.shell.script.before(log.layer.pipeline)
+    earlier = log.layer.shell.front(log.layer.pipeline)
     return log.writer == "redirect" and any(
-        p.commands[0].argv[:2] == ["set", "-C"] or p.commands[0].argv[-1:] == ["noclobber"]
-        for p in earlier
+        c.argv[:2] == ["set", "-C"] or c.argv[-1:] == ["noclobber"] for c in earlier
     )
 
 
 def _relative(launch: Launch) -> Iterator[Hit]:
     for log in all_logs(launch):
-        if log.word is None or log.layer.shell.kind == "command line":
+        kind = log.layer.shell.process.kind
+        if log.word is None or kind == "command line":
             continue
         said, path = said_path(log.word, log.layer), path_in(log.word, log.layer)
         if not is_relative(said):
             continue
         directory = working_directory(log.layer, log.layer.place)
         absolute = str(path) if directory and directory.is_dir() else ""
-        safe = re.fullmatch(r"[\w./-]+", absolute) and log.layer.shell.kind != "file"
+        safe = re.fullmatch(r"[\w./-]+", absolute) and kind != "file"
         yield Hit(
             log.word.span,
             f"{said} lands in {_where(log.layer)}",

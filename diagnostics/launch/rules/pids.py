@@ -40,9 +40,14 @@ def _openers(launch: Launch) -> Iterator[Layer]:
     seen = set[Span]()
     for shell in launch.shells:
         own = next((layer for layer in reversed(shell.opened_by) if layer.own), None)
-        if own is not None and own.command.span not in seen and shell.kind != "file":
+        if own is not None and own.command.span not in seen and not _in_place(shell):
             seen.add(own.command.span)
             yield own
+
+
+def _in_place(shell: Shell) -> bool:
+    """Whether the words that it is given are meant for this shell's own text."""
+    return shell.kind in {"file", "function"}
 
 
 def _expanded_too_early(layer: Layer) -> Iterator[Expansion]:
@@ -57,9 +62,9 @@ def _background_before(layer: Layer) -> bool:
 
 
 def _of(shell: Shell) -> str:
-    if shell.opened_by:
-        return f"the shell that {shell.kind} starts"
-    return "the script's shell" if shell.kind == "file" else "the shell you type in"
+    if shell.process.opened_by:
+        return f"the shell that {shell.process.kind} starts"
+    return "the script's shell" if shell.process.kind == "file" else "the shell you type in"
 
 
 def _wrapper(launch: Launch) -> Iterator[Hit]:
@@ -129,7 +134,7 @@ def _who(chain: Chain, first: Command) -> str:
             return f"{STAYS[layer.name]}, which waits for the trainer"
         if handed and handed.hop:
             return f"the client {layer.command.argv[0]}"
-        if layer.name in SHELLS or (handed and handed.how == "script"):
+        if layer.name in SHELLS or (handed and handed.how in {"script", "function"}):
             return _of_shell(chain, layer)
         return ""
     return ""

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from diagnostics.launch.layers import Launch, Layer, Shell
-from diagnostics.launch.rules.rule import Edit, Hit, Rule, Severity, before, behind
+from diagnostics.launch.rules.rule import Edit, Hit, Rule, Severity, behind
 from diagnostics.launch.shell import Command, Redirect, Span
 from diagnostics.launch.streams import streams
 from diagnostics.launch.wrappers import SHELLS
@@ -33,21 +33,23 @@ def _set_pipefail(shell: Shell) -> tuple[Edit, ...]:
     """In front of everything; not in a shell that does not know it."""
     if _is_posix(shell):
         return ()
-    lines = "\n" if "\n" in shell.script.text.value.strip() else "; "
-    return (Edit(before(shell.script.pipelines[0].span), f"set -o pipefail{lines}"),)
+    script = shell.process.script
+    lines = "\n" if "\n" in script.text.value.strip() else "; "
+    return (Edit(script.start, f"set -o pipefail{lines}"),)
 
 
 def _pipefail(shell: Shell, layer: Layer) -> bool:
     """Whether it is set, or the script looks into PIPESTATUS."""
     if "PIPESTATUS" in shell.script.text.value:
         return True
-    opener = shell.opened_by[-1].handed if shell.opened_by else None
+    opened_by = shell.process.opened_by
+    opener = opened_by[-1].handed if opened_by else None
     option = opener.options.get("-o") if opener else None
     if option is not None and option.value == "pipefail":
         return True
     return any(
-        p.commands[0].argv[:1] == ["set"] and p.commands[0].argv[-1] == "pipefail"
-        for p in shell.script.before(layer.pipeline)
+        command.argv[:1] == ["set"] and command.argv[-1] == "pipefail"
+        for command in shell.front(layer.pipeline)
     )
 
 
@@ -61,7 +63,7 @@ def _not_waited_for(launch: Launch) -> Iterator[Hit]:
             seen.add(redirect.span)
             layer = level.out.layer
             waits = layer and any(
-                p.commands[0].argv[:1] == ["wait"] for p in layer.shell.script.after(layer.pipeline)
+                p.commands[0].argv[:1] == ["wait"] for p in layer.shell.rest(layer.pipeline)
             )
             if not waits:
                 who = " ".join(redirect.into[0].argv[:1]) or "it"
@@ -132,6 +134,7 @@ def _bash_only(launch: Launch) -> Iterator[Hit]:
 
 def _is_posix(shell: Shell) -> bool:
     """Whether sh reads the text: `sh -c`, `sh script`, or a script that asks for sh."""
+    shell = shell.process
     if shell.kind == "file":
         openers = [layer.name for layer in shell.opened_by[-1:] if layer.name in SHELLS]
         first = shell.script.text.value.partition("\n")[0]

@@ -82,7 +82,7 @@ def _lost_in_quotes(launch: Launch) -> Iterator[Hit]:
             seen.add(hit.span)
             yield hit
     for shell in launch.shells:
-        if shell.script.broken is not None:
+        if shell.script.broken is not None and shell.kind != "function":
             yield Hit(
                 shell.script.broken,
                 f"this part of what {shell.kind} gets is no bash that can be read here",

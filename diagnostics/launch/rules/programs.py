@@ -109,8 +109,7 @@ def _commands(launch: Launch) -> Iterator[Word]:
 
 def _path_changes(layers: tuple[Layer, ...]) -> bool:
     for layer in layers:
-        for pipeline in layer.shell.script.before(layer.pipeline):
-            command = pipeline.commands[0]
+        for command in layer.shell.front(layer.pipeline):
             names = {name for name, _ in command.assignments}
             if "PATH" in names or (command.argv[:1] and command.argv[0] in CHANGES_PATH):
                 return True
@@ -119,12 +118,13 @@ def _path_changes(layers: tuple[Layer, ...]) -> bool:
 
 def _conda(launch: Launch) -> Iterator[Hit]:
     for shell in launch.shells:
-        if shell.kind == "command line" or shell.keys or shell.kind == "source":
+        process = shell.process
+        if process.kind == "command line" or process.keys or shell.kind == "source":
             continue
         for pipeline in shell.script.pipelines:
             command = pipeline.commands[0]
             activates = command.argv[:2] in (["conda", "activate"], ["mamba", "activate"])
-            if activates and not _hooked(shell, command.span):
+            if activates and not _hooked(process, command.span):
                 yield Hit(command.span, "this shell has not read conda's hook")
 
 

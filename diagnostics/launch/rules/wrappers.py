@@ -30,19 +30,21 @@ def _follows(pipeline: Pipeline, later: Pipeline) -> bool:
 def _swallowed(launch: Launch) -> Iterator[Hit]:
     seen = set[Span]()
     for chain in launch.trainers:
-        layer = _in_script(chain)
-        if layer is None or layer.command.span in seen or layer.pipeline.background:
+        path = _in_script(chain)
+        pipelines = [layer.pipeline for layer in path]
+        if not path or path[-1].command.span in seen or any(p.background for p in pipelines):
             continue
+        layer = path[-1]
         seen.add(layer.command.span)
-        script = layer.shell.script
-        traps = [p for p in script.before(layer.pipeline) if p.commands[0].argv[:1] == ["trap"]]
-        if layer.name == "exec" or any("TERM" in " ".join(p.commands[0].argv) for p in traps):
+        traps = [c for c in layer.shell.front(layer.pipeline) if c.argv[:1] == ["trap"]]
+        if layer.name == "exec" or any("TERM" in " ".join(trap.argv) for trap in traps):
             continue
-        last = not script.after(layer.pipeline) and not layer.pipeline.block
-        alone = len(layer.pipeline.commands) == 1
+        last = not any(layer.shell.rest(layer.pipeline)) and not any(p.block for p in pipelines)
+        alone = all(len(pipeline.commands) == 1 for pipeline in pipelines)
+        name = layer.shell.script.text.source.name
         yield Hit(
             layer.command.span,
-            f"SIGTERM ends the shell of {script.text.source.name}, and the trainer runs on",
+            f"SIGTERM ends the shell of {name}, and the trainer runs on",
             edits=(Edit(before(_start(layer)), "exec "),) if last and alone else (),
             instead="trap 'kill $!' TERM; PROGRAM >> LOG 2>&1 & wait $!"
             if alone
@@ -50,16 +52,18 @@ def _swallowed(launch: Launch) -> Iterator[Hit]:
         )
 
 
-def _in_script(chain: Chain) -> Layer | None:
+def _in_script(chain: Chain) -> list[Layer]:
     """The statement of the innermost script file that starts the program, if it is in one.
 
-    Not of a batch job's: its end is the end of all its processes.
+    Last; in front of it are the calls of the functions that it stands in. Not of a batch job's: its
+    end is the end of all its processes.
     """
     own = [layer for layer in chain.layers if layer.own]
-    if not own or own[-1].shell.kind != "file":
-        return None
-    opened_by = own[-1].shell.opened_by[-1:]
-    return None if any(layer.name == "sbatch" for layer in opened_by) else own[-1]
+    script = own[-1].shell.process if own else None
+    if script is None or script.kind != "file":
+        return []
+    job = any(layer.name == "sbatch" for layer in script.opened_by[-1:])
+    return [layer for layer in own if layer.shell.process is script and not job]
 
 
 def _start(layer: Layer) -> Span:
