@@ -108,6 +108,14 @@ class Shell:
             yield from self.caller.shell.front(self.caller.pipeline)
         yield from self.commands(pipeline)
 
+    def settings(self, pipeline: Pipeline) -> Iterator[Command]:
+        """As `front`, without what subshells have set for themselves."""
+        if self.caller:
+            yield from self.caller.shell.settings(self.caller.pipeline)
+        for earlier, command in self.earlier(pipeline):
+            if self.script.outlasts(earlier, pipeline):
+                yield command
+
     def rest(self, pipeline: Pipeline) -> Iterator[Pipeline]:
         """The pipelines that the process runs behind one."""
         yield from self.script.after(pipeline)

@@ -73,6 +73,7 @@ def parse(text: Text) -> Script:
         tuple(reader.statements(tree.root_node, _Around())),
         dict(reader.functions(tree.root_node)),
         reader.start(tree.root_node),
+        reader.code(tree.root_node),
         tuple(text.cut(n.start_byte, n.end_byte) for n in _all(tree.root_node, "comment")),
         text.span(broken.start_byte, max(broken.end_byte, broken.start_byte + 1))
         if broken
@@ -162,6 +163,16 @@ class _Reader:
         """In front of the first statement that does something."""
         first = next((c for c in node.named_children if c.type not in {"comment", FUNCTION}), node)
         return self._span(first.start_byte, first.start_byte)
+
+    def code(self, node: Node) -> str:
+        """The text without functions and comments."""
+        if node.type in {"comment", FUNCTION}:
+            return ""
+        gaps = (node.start_byte, *(child.end_byte for child in node.children))
+        starts = (*(child.start_byte for child in node.children), node.end_byte)
+        between = (self.text.value[a:b] for a, b in zip(gaps, starts, strict=True))
+        inside = (*map(self.code, node.children), "")
+        return "".join(a + b for a, b in zip(between, inside, strict=True))
 
     def statement(self, node: Node, around: _Around) -> Iterator[Pipeline]:
         if node.type == FUNCTION:

@@ -198,13 +198,15 @@ class Script:
     """A shell text in the order in which it is written.
 
     `functions` are the bodies of those that it defines, which run where they are called: they are
-    not among its `pipelines`. `start` is the place in front of its first statement.
+    not among its `pipelines`. `start` is the place in front of its first statement, `code` the text
+    without functions and comments.
     """
 
     text: Text
     pipelines: tuple[Pipeline, ...]
     functions: dict[str, Text]
     start: Span
+    code: str
     comments: tuple[Text, ...] = ()
     broken: Span | None = None  # the first characters that do not parse
 
@@ -215,6 +217,11 @@ class Script:
     def after(self, pipeline: Pipeline) -> tuple[Pipeline, ...]:
         """What is written behind it."""
         return self.pipelines[self.pipelines.index(pipeline) + 1 :]
+
+    def outlasts(self, earlier: Pipeline, later: Pipeline) -> bool:
+        """Whether what a pipeline sets is still set in a later one: in no `( … )` that is over."""
+        over = (start for start in earlier.block if start not in later.block)
+        return not any(self.text.value[start] == "(" for start in over)
 
 
 def unquoted(raw: str, expansions: list[tuple[int, int]]) -> Iterator[int]:

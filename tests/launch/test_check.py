@@ -100,6 +100,31 @@ def test_a_change_that_would_break_the_quotes_is_not_offered(world: Path) -> Non
 
 
 @pytest.mark.parametrize(
+    ("front", "behind"),
+    [
+        ("#!/bin/bash\n# Trains.\n", "python -u train.py |& tee -a /tmp/a.log\n"),
+        (
+            '#!/bin/bash\nusage() {\n  echo "usage"\n}\n',
+            "if [ -z $1 ]; then usage; fi\npython -u train.py |& tee -a /tmp/a.log\n",
+        ),
+        (
+            "main() {\n  python -u train.py |& tee -a /tmp/a.log\n}\n",
+            "[ -d x ] && echo there\nmain\n",
+        ),
+    ],
+)
+def test_pipefail_is_set_in_front_of_the_first_statement(
+    front: str, behind: str, world: Path
+) -> None:
+    (world / "go.sh").write_text(front + behind)
+    report = check(Source("go.sh", front + behind, world / "go.sh"))
+    (finding,) = [f for f in report.findings if f.rule.code == "DL007"]
+    assert finding.mended == "set -o pipefail"
+    (edit,) = finding.hit.edits
+    assert edit.span.start == len(front)
+
+
+@pytest.mark.parametrize(
     ("launch", "offered"),
     [
         (

@@ -123,6 +123,40 @@ PAIRS = [
         "bash -c 'python train.py | tee -a a'",
         "bash -o pipefail -c 'python train.py | tee -a a'",
     ),
+    (
+        "DL007",
+        "(set -o pipefail); python a.py | tee -a a",
+        "(set -o pipefail; python a.py | tee -a a)",
+    ),
+    (
+        "DL007",
+        "set -o pipefail; set +o pipefail; python a.py | tee -a a",
+        "set +o pipefail; set -o pipefail; python a.py | tee -a a",
+    ),
+    (
+        "DL007",
+        "go() { set -o pipefail; }; python a.py | tee -a a",
+        "go() { set -o pipefail; }; go; python a.py | tee -a a",
+    ),
+    ("DL007", "python a.py | tee a  # PIPESTATUS", "python a.py | tee a; echo $PIPESTATUS  # it"),
+    (
+        "DL007",
+        "go() { echo $PIPESTATUS; }; python a.py | tee a",
+        "go() { python a.py | tee a; echo $PIPESTATUS; }; go",
+    ),
+    ("DL007", "set -o errexit; python a.py | tee a", "set -o pipefail -e; python a.py | tee a"),
+    ("DL007", "echo -o pipefail; python a.py | tee a", "set -e -o pipefail; python a.py | tee a"),
+    ("DL007", "shopt -uo pipefail; python a.py | tee a", "shopt -so pipefail; python a.py | tee a"),
+    (
+        "DL007",
+        "shopt -s pipefail; python a.py | tee a",
+        "shopt -o -s pipefail; python a.py | tee a",
+    ),
+    (
+        "DL007",
+        "set -o pipefail; bash -c 'python a.py | tee a'",
+        "if true; then set -o pipefail; fi; python a.py | tee a",
+    ),
     ("DL007", f'{RUN}; run "$@" 2>&1 | tee -a a', f'set -o pipefail; {RUN}; run "$@" | tee -a a'),
     (
         "DL007",

@@ -1,6 +1,8 @@
 """Pipes and the order of redirects: the exit status, and what does not reach the log."""
 
+import re
 from collections.abc import Iterator
+from itertools import pairwise
 
 from diagnostics.launch.layers import Launch, Layer, Shell
 from diagnostics.launch.rules.rule import Edit, Hit, Rule, Severity, behind
@@ -40,17 +42,26 @@ def _set_pipefail(shell: Shell) -> tuple[Edit, ...]:
 
 def _pipefail(shell: Shell, layer: Layer) -> bool:
     """Whether it is set, or the script looks into PIPESTATUS."""
-    if "PIPESTATUS" in shell.script.text.value:
+    if "PIPESTATUS" in shell.script.code + shell.process.script.code:
         return True
     opened_by = shell.process.opened_by
     opener = opened_by[-1].handed if opened_by else None
     option = opener.options.get("-o") if opener else None
-    if option is not None and option.value == "pipefail":
-        return True
-    return any(
-        command.argv[:1] == ["set"] and command.argv[-1] == "pipefail"
-        for command in shell.front(layer.pipeline)
-    )
+    found = option is not None and option.value == "pipefail"
+    for command in shell.settings(layer.pipeline):
+        found = _setting(command.argv, found)
+    return found
+
+
+def _setting(argv: list[str], before: bool) -> bool:
+    """Whether pipefail is set behind a command: `set -euo pipefail`, `shopt -so pipefail`."""
+    options = "".join(argv[1:-1])
+    if argv[:1] == ["shopt"] and argv[-1] == "pipefail" and "o" in options:
+        return "s" in options or (before and "u" not in options)
+    for option, name in pairwise(argv if argv[:1] == ["set"] else ()):
+        if name == "pipefail" and re.fullmatch(r"[-+]\w*o", option):
+            before = option.startswith("-")
+    return before
 
 
 def _not_waited_for(launch: Launch) -> Iterator[Hit]:
