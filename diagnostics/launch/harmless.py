@@ -42,6 +42,8 @@ OWN_FILES = {
     "script": {"-O", "-I", "-B", "-T", "-t", "--log-out", "--log-in", "--log-io", "--log-timing"},
     "time": {"-o", "--output"},
 }
+# All that env may be asked: --split-string runs what it holds.
+ENV = {"-i", "--ignore-environment", "-u", "--unset", "-C", "--chdir", "-v", "--debug"}
 # A shell runs what they hold.
 RUN_BY_SHELLS = {"PROMPT_COMMAND", "BASH_ENV", "ENV", "PS0", "PS1", "PS2", "PS4"}
 SUBSTITUTES = re.compile(r"\$\((?!\()|`|[<>]\(")
@@ -103,6 +105,9 @@ def _of_wrapper(layer: Layer) -> Iterator[str]:
     options = layer.handed.options.keys() if layer.handed else set()
     if options & OWN_FILES.get(layer.name, set()):
         yield _at(layer.command.span, f"{layer.name} would write a file of its own")
+    if layer.name == "env" and options - ENV:
+        asked = ", ".join(sorted(options - ENV))
+        yield _at(layer.command.span, f"env {asked}: not known to do nothing else")
 
 
 def _of_program(command: Command, own: bool = True) -> Iterator[str]:

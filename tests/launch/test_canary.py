@@ -214,6 +214,9 @@ REFUSED = {
     "tmux new -d -s '#(rm y)' 'python3 train.py > train.log'": "tmux runs what stands in #(",
     "tmux new -d \\; send-keys 'rm y; python3 train.py > l' Enter": "rm: a launch may not do",
     "echo() { rm y; }; python3 train.py > train.log": "echo: a function",
+    "env --split-string='rm y' A=1 python3 train.py > l": "env --split-string: not known",
+    "env -vS 'rm y' python3 train.py > train.log": "env -S: not known to do nothing else",
+    "env --default-signal=TERM python3 train.py > l": "env --default-signal: not known",
     "rm() { :; }; python3 train.py > $(rm)": "$(rm): not known to do no harm",
     "python3 a.py > a.log & python3 b.py > b.log": "it starts 2 trainers",
     "python3 train.py > 'train.log": "this does not parse",
@@ -310,6 +313,12 @@ def test_only_names_are_replaced(rewritten):
     assert (made.log.name, made.pid_file.name) == ("0-train.log", "1-train.pid")
     assert (made.shape.look, made.shape.prints_pid) == (Look.NOWHERE, True)
     assert json.loads((folder / "plan.json").read_text())["record"] == f"{folder}/record"
+
+
+def test_env_may_change_the_environment_and_nothing_else(rewritten):
+    launch = "env -i -u B --chdir=. A=1 python3 -u train.py > train.log 2>&1"
+    made, _ = rewritten(launch)
+    assert made.shape.line.startswith(launch.partition("train.py")[0])
 
 
 def test_a_copied_script_still_finds_its_own_place(rewritten, place):
