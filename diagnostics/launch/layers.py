@@ -17,7 +17,7 @@ from pathlib import Path
 from diagnostics.launch.known_wrappers import WRAPPERS, names
 from diagnostics.launch.parse import parse, parse_source
 from diagnostics.launch.shell import Command, Pipeline, Script, Source, Span, Text, Word
-from diagnostics.launch.whereabouts import other_root, script_source, spelled_out
+from diagnostics.launch.whereabouts import other_root, script_source, spelled_out, written
 from diagnostics.launch.wrappers import SHELLS, Handed, basename, hand_over, name_of
 
 DEEPEST = 16
@@ -252,7 +252,7 @@ FURNITURE = names(
     " ulimit umask alias declare local readonly shift exit return pwd touch chmod chown kill pkill"
     " tmux screen module conda mamba pip printf read eval tail head grep sed awk tee disown"
     " hostname nvidia-smi which command sync sbatch ssh docker podman git wget curl tar ln"
-    " apt-get uv"
+    " apt-get uv install"
 )
 CERTAIN = 3
 
@@ -346,6 +346,9 @@ class _Reader:
         reads_here = layer.shell.place if handed.stdin else place
         if layer.name == "sbatch":  # it sends the script's text
             reads_here = layer.place
+        text = _typed_script(layers, handed) if self._is_script(layer) else None
+        if text is not None:
+            return self.shell(Shell(parse(text), "file", place, tty, layers))
         source = script_source(handed.words[0], layer, reads_here, asked=handed.stdin)
         if source is None or source.path is None or source.path in _paths(layers):
             return None
@@ -382,6 +385,15 @@ def _called(layer: Layer, above: tuple[Layer, ...]) -> tuple[Handed, ...]:
     if body is None or any(each.handed and each.handed.text is body for each in above):
         return ()
     return (Handed("function", words, body),)
+
+
+def _typed_script(layers: tuple[Layer, ...], handed: Handed) -> Text | None:
+    """What the launch itself has just written into a script: `cat > run.sh <<EOF`."""
+    found = None
+    for command, redirect in written(handed.words[0], layers[-1]):
+        bodies = [each.body for each in command.redirects if each.body is not None]
+        found = bodies[-1] if bodies and command.argv == ["cat"] and not redirect.appends else None
+    return None if any(layer.shell.script.text is found for layer in layers) else found
 
 
 def _variable(layer: Layer) -> tuple[Handed, ...]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from diagnostics.launch.shell import Command, Expansion, Pipeline, Source, Text, Word
+from diagnostics.launch.shell import Command, Expansion, Pipeline, Redirect, Source, Text, Word
 from diagnostics.launch.wrappers import SHELLS
 
 if TYPE_CHECKING:
@@ -25,6 +25,8 @@ _DIRNAME = rf'\$\(dirname (?:-- )?"?\$\{{?{_SCRIPT}\}}?"?\)'
 OWN_DIRECTORY = re.compile(
     rf'{_DIRNAME}|\$\{{{_SCRIPT}%/\*\}}|\$\(cd (?:-- )?"?{_DIRNAME}"?[^;&]*(?:;|&&) *pwd[ LP-]*\)'
 )
+# $(dirname "$LOG"), ${LOG%/*}
+PARENT = re.compile(r'\$\(dirname (?:-- )?"?(\$\w+|\$\{\w+\})"?\)|\$\{(\w+)%/\*\}')
 SHEBANG = re.compile(rb"#!.*\b(?:ba|da|z|k)?sh\b")
 
 
@@ -59,9 +61,20 @@ def _held(expansion: Expansion, known: dict[str, Word], depth: int) -> str | Non
     typed, source = expansion.span.text, expansion.span.source
     if OWN_DIRECTORY.fullmatch(typed):
         return source.directory or None
-    name = VALUE.fullmatch(typed)
+    parent = parent_of(typed)
+    name = VALUE.fullmatch(parent or typed)
     found = known.get(name[1] or name[2]) if name and depth <= DEEPEST else None
-    return value_of(found, known, depth + 1) if found else None
+    value = value_of(found, known, depth + 1) if found else None
+    if not (parent and value):
+        return value
+    return os.path.dirname(value) or (value if "%" in typed else ".")
+
+
+def parent_of(typed: str) -> str:
+    """The variable whose directory is asked for, as `$NAME`; empty if that is not what it says."""
+    found = PARENT.fullmatch(typed)
+    name = re.sub(r"\W", "", found[1] or found[2]) if found else ""
+    return f"${name}" if name else ""
 
 
 def path_in(word: Word, layer: "Layer", place: "Place | None" = None) -> Path | None:
@@ -199,6 +212,19 @@ def may_be_made(layer: "Layer", at: Pipeline) -> bool:
     """Whether something in front brings files: a clone, a copy, a virtual environment."""
     argvs = [command.argv for command in layer.shell.front(at)]
     return any(argv and (argv[0] in MAKERS or "venv" in argv) for argv in argvs)
+
+
+def written(word: Word, layer: "Layer") -> Iterator[tuple[Command, Redirect]]:
+    """The commands in front that write the file which a word names, each with its redirect."""
+    wanted = os.path.normpath(said_path(word, layer))
+    for each in (*layer.shell.opened_by, layer):
+        if each.place.hops != layer.place.hops:
+            continue
+        for at, command in each.shell.earlier(each.pipeline):
+            for redirect in (r for r in command.redirects if r.writes):
+                target = said_path(redirect.target, each, at) if redirect.target else ""
+                if os.path.normpath(target) == wanted:
+                    yield command, redirect
 
 
 def other_root(hop: str) -> Path | None:

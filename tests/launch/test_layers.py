@@ -122,6 +122,18 @@ def test_a_sourced_script_and_its_variables_count(world: Path) -> None:
     assert [shell.kind for shell in found.shells] == ["command line", "source"]
 
 
+def test_a_script_that_the_launch_writes_is_read(world: Path) -> None:
+    """And not what is on the disk."""
+    text = "cat <<'E' > run.sh\nexec python inside.py\nE\n{}bash ./run.sh > log"
+    chain = trainer(text.format(""))
+    assert chain.names() == ["bash", "exec", "python"]
+    assert chain.program.command.span.text == "python inside.py"
+    assert trainer(text.format("cp x run.sh; ")).names() == ["bash", "exec", "python"]
+    assert trainer(text.format("echo > run.sh; ")).program.command.argv[-1] == "train.py"
+    itself = "cat > go.sh <<E\nbash go.sh; bash go.sh\nE\nbash go.sh"
+    assert trainer(itself).unread is not None
+
+
 def test_a_script_that_starts_itself_ends(world: Path) -> None:
     (world / "run.sh").write_text("bash run.sh\npython train.py\n")
     assert trainer("bash run.sh").names() == ["bash", "python"]

@@ -49,6 +49,24 @@ PAIRS = [
         "flock -n /tmp/l -c 'python train.py > bin/a'",
     ),
     ("DL001", "sg docker -c 'python a.py > none/a'", "sg docker -c 'python a.py > bin/a'"),
+    (
+        "DL001",
+        'L=d/a; mkdir -p "$(dirname "$M")"; python a.py > "$L"',
+        'L=d/a; mkdir -p "$(dirname "$L")"; python a.py > "$L"',
+    ),
+    (
+        "DL001",
+        'L=d/e/a; mkdir -p "${L%/*/*}"; python a.py > "$L"',
+        'L=d/e/a; mkdir -p "${L%/*}"; python a.py > "$L"',
+    ),
+    (
+        "DL002",
+        'L=workspace; mkdir -p "${L%/*}"; python a.py > "$L"',
+        'L=a; mkdir -p "$(dirname "$L")"; python a.py > "$L"',
+    ),
+    ("DL001", "install -m 755 a d; python a.py > d/a", "install -m 755 -d d; python a.py > d/a"),
+    ("DL001", "mkdir -p d/{a,b}; python a.py > d/c/a", "mkdir -p d/{a,b}/e; python a.py > d/b/a"),
+    ("DL001", "mkdir -p d/${a,b}; python a.py > d/b/a", "mkdir {c,d/{a,b}}; python a.py > d/b/a"),
     ("DL001", f"{RUN}; run > none/a", f"{RUN}; run > bin/a"),
     ("DL001", "run() { python a.py; } > none/a; run", "run() { python a.py; } > bin/a; run"),
     ("DL001", f"{RUN}; time run > none/a", f"{RUN}; time run > bin/a"),
@@ -286,7 +304,9 @@ PAIRS = [
         "tmux new -d 'nohup python train.py & wait'",
     ),
     ("DL018", "python train.py > a &", "nohup python train.py > a &"),
-    ("DL018", "python train.py > a & disown", "python train.py > a & wait"),
+    ("DL018", "ssh -t h 'python a.py > a & disown'", "python a.py > a & echo $!; disown"),
+    ("DL018", "python a.py > a & sleep 9 & disown", "python a.py > a & sleep 9 & disown %1"),
+    ("DL018", "disown; python a.py > a &", "python a.py > a & disown -h"),
     ("DL018", f"{RUN}; run > a &", f"{RUN}; run > a & wait"),
     ("DL018", "run() { python a.py > a & }; run", "run() { python a.py > a & }; run; wait"),
     ("DL018", "nohup python train.py | tee a &", "nohup python train.py | nohup tee a &"),
@@ -346,6 +366,24 @@ PAIRS = [
     ("DL031", "./train.py > a", "bash start.sh"),
     ("DL031", "./workspace > a", "./bin/python -u train.py > a"),
     ("DL031", "bash workspace", "bash start.sh"),
+    ("DL031", "cd d && python ../train.py", "mkdir -p d && cd d && python ../train.py"),
+    (
+        "DL031",
+        "mkdir d && cd d && python train.py",
+        "mkdir d; cd d; cp ../train.py .; python train.py",
+    ),
+    ("DL031", "python -u absent.py", "python -u - < train.py"),
+    (
+        "DL031",
+        "bash go.sh; cat > go.sh <<E\npython a.py\nE",
+        "cat > go.sh <<E\ntrue\nE\nbash ./go.sh",
+    ),
+    ("DL031", "echo true > go; bash ./gone", "echo true > go; bash ./go"),
+    (
+        "DL031",
+        "cat > go.sh <<E\npython absent.py\nE\ntmux new -d 'bash go.sh'",
+        "cat > go.sh <<E\npython train.py\nE\ntmux new -d 'bash go.sh'",
+    ),
     (
         "DL031",
         "run() { python train.py; }; bash -c run",
@@ -539,6 +577,13 @@ def test_the_login_shell_counts_where_tmux_is_told_nothing(
     assert codes(launch, world) == set()
     monkeypatch.setenv("SHELL", "/usr/sbin/nologin")
     assert codes(launch, world) == {"DL023"}
+
+
+def test_a_directory_that_is_made_by_an_unknown_name_is_made(world: Path) -> None:
+    line = 'L=d/$(date +%F).log; mkdir -p "$(dirname "$L")"; python -u train.py >> "$L" 2>&1'
+    assert dl001(line) == []
+    (finding,) = dl001(line.replace("mkdir", "rmdir"))
+    assert finding.hit.unknown
 
 
 def dl001(text: str) -> list[Finding]:

@@ -1,6 +1,7 @@
 """The directory of the log: whether it is there when the log is opened."""
 
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,12 +13,15 @@ from diagnostics.launch.whereabouts import (
     entered,
     is_relative,
     may_be_made,
+    parent_of,
     path_in,
     said_path,
     value_of,
     working_directory,
 )
+from diagnostics.launch.wrappers import split_options
 
+ALTERNATIVES = re.compile(r"(?<!\$)\{([^{}]*,[^{}]*)\}")
 NOT_ENTERED = (
     "The shell does not get there: what stands behind && never runs, and all else runs, and opens"
     " the log, where the shell stood before."
@@ -54,22 +58,38 @@ def _said_directory(word: Word, layer: Layer) -> str:
     return os.path.dirname(said) or ("" if is_relative(said) else said)
 
 
-def _made(said: str, layer: Layer, at: Pipeline) -> bool:
+def made(said: str, layer: Layer, at: Pipeline) -> bool:
     """Whether a `mkdir` in front of `at`, or of a shell around, makes what is so called."""
     wanted = Path(os.path.normpath(said))
     for each in (*layer.shell.opened_by, layer):
         if each.own and each.place.hops == layer.place.hops:
             for pipeline, command in each.shell.earlier(at if each is layer else each.pipeline):
-                for word in _operands_of_mkdir(command):
-                    made = Path(os.path.normpath(said_path(word, each, pipeline)))
-                    if wanted in (made, *made.parents):
+                for word in _made_by(command):
+                    path = said_path(word, each, pipeline)
+                    found = [Path(os.path.normpath(one)) for one in _alternatives(path)]
+                    if any(wanted in (one, *one.parents) for one in found):
+                        return True
+                    if word.expansions and parent_of(word.value) == re.sub(r"[{}]", "", said):
                         return True
     return False
 
 
-def _operands_of_mkdir(command: Command) -> list[Word]:
-    words = command.words[1:] if command.argv[:1] == ["mkdir"] else ()
-    return [word for word in words if not word.value.startswith("-")]
+def _made_by(command: Command) -> list[Word]:
+    """The operands of `mkdir` and `install -d`."""
+    words = command.words[1:] if command.argv[:1] in (["mkdir"], ["install"]) else ()
+    options, rest = split_options(words, {"-m", "-o", "-g", "--mode"}.__contains__)
+    makes = command.argv[:1] == ["mkdir"] or {"-d", "--directory"} & options.keys()
+    return [word for word in rest if not word.value.startswith("-")] if makes else []
+
+
+def _alternatives(path: str) -> list[str]:
+    """What a shell makes of `runs/{a,b}`."""
+    found = ALTERNATIVES.search(path)
+    if found is None:
+        return [path]
+    front, behind = path[: found.start()], path[found.end() :]
+    each = [f"{front}{one}{behind}" for one in found[1].split(",")]
+    return [text for one in each for text in _alternatives(one)]
 
 
 def _missing(launch: Launch, writer: str) -> Iterator[Hit]:
@@ -81,7 +101,7 @@ def _not_there(word: Word, layer: Layer) -> Hit | None:
     if lost := _lost_on_the_way(word, layer):
         return lost
     said, directory = _said_directory(word, layer), directory_of(word, layer)
-    if (said and _made(said, layer, layer.pipeline)) or (directory and directory.is_dir()):
+    if (said and made(said, layer, layer.pipeline)) or (directory and directory.is_dir()):
         return None
     if directory is None:
         return _cannot_check(word, layer, said)
@@ -102,7 +122,7 @@ def _lost_on_the_way(word: Word, layer: Layer) -> Hit | None:
         return None
     for way in entered(layer, layer.place):
         missing = way.path in (here, *here.parents) and not way.path.is_dir()
-        if way.word and missing and not _made(way.said, way.layer, way.at):
+        if way.word and missing and not made(way.said, way.layer, way.at):
             return Hit(
                 way.word.span,
                 f"there is no directory {way.path}",

@@ -94,7 +94,7 @@ def _unprotected(launch: Launch) -> Iterator[Hit]:
             continue
         if shell.opened_by and _ends_at_once(layer) and not shell.keys:
             yield _hit(layer, f"{shell.kind} takes its terminal away when the shell ends")
-        elif not shell.opened_by and not _waits(layer):
+        elif not shell.opened_by and not (_waits(layer) or _disowned(layer)):
             yield _typed(chain, index)
 
 
@@ -134,6 +134,16 @@ def _waits(layer: Layer) -> bool:
     return any(p.commands[0].argv[:1] == ["wait"] for p in later)
 
 
+def _disowned(layer: Layer) -> bool:
+    """Whether the shell is told not to hang up on it; without a job, the last one is meant."""
+    others = False
+    for pipeline in layer.shell.rest(layer.pipeline):
+        if pipeline.commands[0].argv[:1] == ["disown"]:
+            return not others or len(pipeline.commands[0].argv) > 1
+        others = others or pipeline.background
+    return False
+
+
 def _torchrun(launch: Launch) -> Iterator[Hit]:
     for chain in launch.trainers:
         names = chain.names()
@@ -166,7 +176,8 @@ RULES = (
         "`&` on a terminal that goes away",
         Severity.RUN,
         "The program belongs to the terminal's session: when the connection, the window or the"
-        " shell ends, it gets SIGHUP and dies. disown comes too late as well.",
+        " shell ends, it gets SIGHUP and dies. disown saves it at a prompt, and comes too late"
+        " where the shell ends with its command.",
         "ssh -t host 'python -u train.py >> /tmp/train.log 2>&1 &'",
         "ssh -t host \"trap '' HUP; nohup python -u train.py >> /tmp/train.log 2>&1 &\"",
         "you stay until it has ended.",

@@ -174,7 +174,7 @@ def _python_file(chain: Chain) -> Iterator[tuple[Word, Layer]]:
     if layer.command.argv and is_python(layer.command.argv[0]):
         valued = {"-c", "-m", "-W", "-X"}
         options, rest = split_options(layer.command.words[1:], valued.__contains__)
-        if rest and not {"-c", "-m"} & options.keys():
+        if rest and rest[0].value != "-" and not {"-c", "-m"} & options.keys():
             yield rest[0], layer
 
 

@@ -6,10 +6,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from diagnostics.launch.layers import Launch, Layer, Shell, is_python
+from diagnostics.launch.rules.directories import made
 from diagnostics.launch.rules.places import programs
 from diagnostics.launch.rules.rule import Hit, Rule, Severity
 from diagnostics.launch.shell import Span, Word
-from diagnostics.launch.whereabouts import may_be_made, path_in, said_path, value_of
+from diagnostics.launch.whereabouts import (
+    entered,
+    may_be_made,
+    path_in,
+    said_path,
+    value_of,
+    written,
+)
 
 CHANGES_PATH = {"source", ".", "conda", "mamba", "module", "eval", "pyenv", "spack"}
 HOOKS = ("conda.sh", "shell.bash hook", "shell hook", "source activate", ".bashrc", "micromamba")
@@ -22,7 +30,7 @@ def _missing(launch: Launch) -> Iterator[Hit]:
         path = path_in(word, layer)
         if layer.name in {"source", "."} and "/" not in word.value:
             continue  # it is searched for in PATH
-        if word.span in seen or (path and (path.exists() or may_be_made(layer, layer.pipeline))):
+        if word.span in seen or (path and _comes_to_be(path, word, layer)):
             continue
         seen.add(word.span)
         if path is None:
@@ -38,6 +46,15 @@ def _missing(launch: Launch) -> Iterator[Hit]:
             seen.add(word.span)
             ask = f"activate its environment, or name it by its path: command -v {word.value}"
             yield Hit(word.span, f"{word.value} is not on this machine's PATH", instead=ask)
+
+
+def _comes_to_be(path: Path, word: Word, layer: Layer) -> bool:
+    """Whether it is there, or the launch makes it, or the directories that it goes through."""
+    if path.exists() or may_be_made(layer, layer.pipeline) or any(written(word, layer)):
+        return True
+    new = [w for w in entered(layer, layer.place) if w.path is None or not w.path.is_dir()]
+    through = bool(new) and all(made(way.said, way.layer, way.at) for way in new)
+    return through and Path(os.path.normpath(path)).exists()
 
 
 def _unknown(word: Word, layer: Layer) -> Iterator[Hit]:

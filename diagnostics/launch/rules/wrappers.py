@@ -41,7 +41,8 @@ def _swallowed(launch: Launch) -> Iterator[Hit]:
             continue
         last = not any(layer.shell.rest(layer.pipeline)) and not any(p.block for p in pipelines)
         alone = all(len(pipeline.commands) == 1 for pipeline in pipelines)
-        name = layer.shell.script.text.source.name
+        source = layer.shell.script.text.source
+        name = source.name if source.path else "the script"
         yield Hit(
             layer.command.span,
             f"SIGTERM ends the shell of {name}, and the trainer runs on",
