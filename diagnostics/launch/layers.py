@@ -149,7 +149,8 @@ class Shell:
             known |= layer.shell.assigned(layer.pipeline) if layer.own else {}
             known |= dict(layer.command.assignments)
         if self.kind == "function":
-            known |= {str(i): word for i, word in enumerate(self.opened_by[-1].command.words)}
+            given = self.opened_by[-1].command.words[1:]
+            known |= {str(i): word for i, word in enumerate(given, 1)}
         return known | self.assigned(pipeline)
 
     def assigned(self, pipeline: Pipeline | None) -> dict[str, Word]:

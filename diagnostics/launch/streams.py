@@ -7,6 +7,7 @@ from itertools import zip_longest
 from diagnostics.launch.batch import Options, job_options, keeps_earlier, output
 from diagnostics.launch.layers import Chain, Launch, Layer
 from diagnostics.launch.shell import Command, Redirect, Span, Word
+from diagnostics.launch.whereabouts import said_path
 from diagnostics.launch.wrappers import Handed, split_options
 
 
@@ -146,11 +147,12 @@ def logs(chain: Chain) -> list[Log]:
 
 
 def all_logs(launch: Launch) -> Iterator[Log]:
-    """The logs of all programs that train, each once."""
-    seen = set[Span]()
+    """The logs of all programs that train, each once; `$1` is another one in each call."""
+    seen = set[tuple[Span, str]]()
     for log in (log for chain in launch.trainers for log in logs(chain)):
-        if log.span not in seen:
-            seen.add(log.span)
+        said = said_path(log.word, log.layer) if log.word else ""
+        if (log.span, said) not in seen:
+            seen.add((log.span, said))
             yield log
 
 

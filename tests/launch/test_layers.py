@@ -244,6 +244,14 @@ def test_a_script_knows_the_directory_that_it_lies_in(own: str, world: Path) -> 
     assert path_in(program.command.words[1], program) == world / "workspace" / "train.py"
 
 
+def test_a_function_knows_what_it_is_called_with(world: Path) -> None:
+    """And `$0` is still the script's."""
+    (world / "go.sh").write_text('run() { python "$(dirname "$0")/$1" "$0"; }\nrun train.py\n')
+    program = trainer("bash go.sh").program
+    assert path_in(program.command.words[1], program) == world / "train.py"
+    assert path_in(program.command.words[2], program) is None
+
+
 def test_and_in_another_root_it_is_that_root_s(world: Path) -> None:
     inside = world / "other-root" / "opt"
     inside.mkdir()

@@ -80,6 +80,11 @@ PAIRS = [
         'run() { python a.py > "$1"; }; run none/a',
         'run() { python a.py > "$1"; }; run bin/a',
     ),
+    (
+        "DL001",
+        'run() { python a.py > "$1"; }; run bin/a; run none/a',
+        'run() { python a.py > "$1"; }; run bin/a; run a',
+    ),
     ("DL001", 'log() { "$@" > none/a; }; log python a.py', 'log() { "$@" > a; }; log python a.py'),
     (
         "DL001",
