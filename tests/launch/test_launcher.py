@@ -356,7 +356,7 @@ def test_all_launches_as_json(desk):
     launch("print('step 1')\nprint('step 2')", name="day", log="day.log", ends=True)
     answer = dflash_diag("launch", "status", "--json", "--lines", "1")
     found = json.loads(answer.stdout)
-    assert (answer.returncode, [*found]) == (0, ["day", "night"])
+    assert (answer.returncode, [*found]) == (1, ["day", "night"])
     for name, verdict in found.items():
         alone = dflash_diag("launch", "status", name, "--json", "--lines", "1")
         assert verdict == json.loads(alone.stdout)
