@@ -170,9 +170,6 @@ def _layer_types(layers: int, window: int) -> list[str]:
     return [*[kind] * (layers - 1), "full_attention"]
 
 
-SIZES = ("hidden_size", "intermediate_size", "num_layers", "num_heads", "head_dim", "vocab_size")
-
-
 class _Fields:
     """Fields of a config.json, read strictly."""
 
@@ -296,7 +293,7 @@ def _drafter(fields: _Fields, **of_dflash: Any) -> DrafterConfig:
 def _check_ranges(where: str, config: DrafterConfig) -> None:
     layers, ids = config.num_target_layers, config.target_layer_ids
     rules = {
-        **{name: (getattr(config, name) >= 1, "must be at least 1") for name in SIZES},
+        **{name: (getattr(config, name) >= 1, "must be at least 1") for name in INTEGERS.values()},
         "block_size": (config.block_size >= 2, "must be at least 2"),
         "mask_token_id": (
             config.mask_token_id < config.vocab_size,

@@ -143,7 +143,7 @@ class Completions:
 
     def sampled(self) -> str:
         """What is to be said of texts that are not the target's greedy ones; empty otherwise."""
-        temperature = self.meta().get("generation", {}).get("temperature") or 0
+        temperature = (self.meta().get("generation") or {}).get("temperature") or 0
         if not temperature:
             return ""
         return (
