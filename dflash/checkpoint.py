@@ -36,6 +36,8 @@ VERIFIER_OWNED = {
 }
 ANOTHER_CHECKPOINT = "copy the checkpoint again, or give another"
 STEP = re.compile(r"step-\d{8,}")
+FORMAT = 2
+"""Of what a run that is resumed relies on: counted up where its micro-batches become others."""
 FILES = ("config.json", "model.safetensors", "training.safetensors", "state.json")
 
 
@@ -88,6 +90,7 @@ class Checkpoints:
         final = self.directory / f"step-{progress.step:08d}"
         state = {
             "version": __version__,
+            "format": FORMAT,
             "progress": asdict(progress),
             "config": self.config,
             "inputs": dict(self.inputs),
@@ -172,6 +175,12 @@ def load_state(directory: Path) -> TrainingState:
         found = TrainingState(directory, progress, state["config"], state.get("inputs", {}))
     except (ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{directory}/state.json cannot be read: {error!r}") from error
+    if state.get("format") != FORMAT:
+        raise CheckpointError(
+            f"{directory} was written by another dflash (format {state.get('format')}, this one"
+            f" has {FORMAT}), whose micro-batches were others",
+            remedy="Finish the run with that one, or start anew in another --output-dir.",
+        )
     for name in ("model.safetensors", "training.safetensors"):
         _check_whole(directory / name)
     return found

@@ -48,12 +48,11 @@ def train(config: TrainConfig, rehearse: bool) -> None:
     refuse_double_ownership()
     require_directory("--target-model", config.model.target_model)
     require_directory("--data-dir", config.data.data_dir)
-    for option, path in (
-        ("--init-from", config.model.init_from),
-        ("--eval-data", config.evaluation.eval_data),
-    ):
-        if path is not None:
-            require_directory(option, path)
+    if config.evaluation.eval_data is not None:
+        require_directory("--eval-data", config.evaluation.eval_data)
+    # A run that is resumed needs it no longer.
+    if config.model.init_from is not None and config.run.resume == "never":
+        require_directory("--init-from", config.model.init_from)
     if note := share_cores(config, os.environ, len(os.sched_getaffinity(0))):
         click.echo(note, err=True)
     keep_bars_out_of_logs(os.environ)

@@ -72,7 +72,8 @@ def _answers(stored: Completions) -> Iterator[Completion]:
 
 
 def _written(path: Path, tokenizer: PreTrainedTokenizerBase, raw: bool) -> Iterator[Completion]:
-    for number, prompt in _chats(path) if holds_objects(path) else lines(path):
+    as_text = raw or not tokenizer.chat_template
+    for number, prompt in _chats(path, as_text) if holds_objects(path) else lines(path):
         if prompt and (not isinstance(prompt, str) or prompt.strip()):
             ids = prompt_ids(tokenizer, prompt, raw=raw)
             yield Completion(str(number), path.stem, ids, [0] * len(ids))
@@ -102,11 +103,11 @@ def prompt_ids(
     return chat_prompt(tokenizer, prompt)
 
 
-def _chats(path: Path) -> Iterator[tuple[int, str | list[dict[str, str]]]]:
+def _chats(path: Path, as_text: bool) -> Iterator[tuple[int, str | list[dict[str, str]]]]:
     for number, row in objects(path):
         try:
-            yield number, _prompt(row)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            yield number, _prompt(row, as_text)
+        except (LookupError, TypeError) as error:
             shown = json.dumps(row)[:60]
             raise DataError(
                 f"{path}: line {number} must be {FORMS}, got {shown}",
@@ -114,14 +115,19 @@ def _chats(path: Path) -> Iterator[tuple[int, str | list[dict[str, str]]]]:
             ) from error
 
 
-def _prompt(row: dict[str, Any]) -> str | list[dict[str, str]]:
-    """A text, or the turns of a chat up to the user's last one."""
-    said, *_ = [row[key] for key in CONVERSATION_KEYS if row.get(key) is not None]
+def _prompt(row: dict[str, Any], as_text: bool) -> str | list[dict[str, str]]:
+    """A text, which is preferred with `as_text`, or the turns of a chat up to the user's last one.
+
+    Empty where nobody asks anything.
+    """
+    given = [row[key] for key in CONVERSATION_KEYS if row.get(key) is not None]
+    texts = [said for said in given if isinstance(said, str)]
+    said = next(filter(None, [*texts, *given] if as_text else given), given[0])
     if isinstance(said, str):
         return said
     turns = [_turn(turn) for turn in said]
-    last = max(i for i, turn in enumerate(turns) if turn["role"] == "user")
-    return turns[: last + 1]
+    asked = [i for i, turn in enumerate(turns) if turn["role"] == "user"]
+    return turns[: asked[-1] + 1] if asked else ""
 
 
 def _turn(turn: dict[str, str]) -> dict[str, str]:

@@ -153,22 +153,29 @@ def shape_policy(config: TrainConfig, source: BatchSource) -> ShapePolicy:
     return policy
 
 
-def drafter_shape(config: TrainConfig) -> DrafterConfig:
-    """The drafter for the target; raises ConfigError or ModelError when none fits."""
+def drafter_shape(config: TrainConfig, resumed: Path | None = None) -> DrafterConfig:
+    """The drafter for the target; raises ConfigError or ModelError when none fits.
+
+    `resumed`: a checkpoint to look at in place of --init-from, which may be gone by then.
+    """
     model = config.model
     text_config = load_text_config(model.target_model, trust_remote_code=model.trust_remote_code)
     if config.objective.use_soft_labels:
         _refuse_logit_transforms(text_config)
     _check_positions(config, text_config)
     warn_of_missing_kernels(text_config, config.devices.target_gpus)
-    shape = _initial_shape(config, text_config) or drafter_config(
-        text_config,
-        num_draft_layers=model.num_draft_layers,
-        block_size=model.block_size,
-        mask_token_id=_mask_token_id(config, text_config.vocab_size),
-        target_layer_ids=model.target_layer_ids,
-        sliding_window=model.sliding_window,
-    )
+    if model.init_from is not None:
+        initial = resumed or find_checkpoint(Path(model.init_from))
+        shape = _initial_shape(config, text_config, initial)
+    else:
+        shape = drafter_config(
+            text_config,
+            num_draft_layers=model.num_draft_layers,
+            block_size=model.block_size,
+            mask_token_id=_mask_token_id(config, text_config.vocab_size),
+            target_layer_ids=model.target_layer_ids,
+            sliding_window=model.sliding_window,
+        )
     ids = shape.target_layer_ids
     if list(ids) != sorted({i for i in ids if 0 <= i < shape.num_target_layers}):
         raise ConfigError(
@@ -212,12 +219,9 @@ def check_fits(shape: DrafterConfig, text_config: Any, checkpoint: Path) -> None
             )
 
 
-def _initial_shape(config: TrainConfig, text_config: Any) -> DrafterConfig | None:
+def _initial_shape(config: TrainConfig, text_config: Any, directory: Path) -> DrafterConfig:
     """The shape of --init-from; raises ConfigError where an option asks for another one."""
     model = config.model
-    if model.init_from is None:
-        return None
-    directory = find_checkpoint(Path(model.init_from))
     shape = load_shape(directory, num_target_layers=text_config.num_hidden_layers)
     check_fits(shape, text_config, directory)
     has = {

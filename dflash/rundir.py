@@ -11,7 +11,7 @@ import fcntl
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -122,10 +122,9 @@ def run_directory(config: TrainConfig) -> Iterator[RunDirectory]:
             path,
             remedy=f"Create it or choose another: mkdir -p {path}",
         ) from error
-    with closing(to_file), _only_run(path):
-        console = Console(stderr=True, soft_wrap=True)
-        with _logging_to(ConsoleHandler(console), to_file):
-            yield RunDirectory(path, config, console)
+    console = Console(stderr=True, soft_wrap=True)
+    with _logging_to(ConsoleHandler(console), to_file), _only_run(path):
+        yield RunDirectory(path, config, console)
 
 
 @contextmanager

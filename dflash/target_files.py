@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -89,7 +90,7 @@ def target_digest(path: Path) -> str:
     for volatile in ("_name_or_path", "transformers_version"):
         config.pop(volatile, None)
     digest = hashlib.sha256(json.dumps(config, sort_keys=True).encode())
-    for file in sorted(path.glob("*.safetensors")):
+    for file in sorted([*path.glob("*.safetensors"), *path.glob("*.bin")]):
         size = file.stat().st_size
         digest.update(f"{file.name} {size}".encode())
         with file.open("rb") as weights:
@@ -111,9 +112,17 @@ def _attend_without_plans() -> None:
 
 @contextmanager
 def _loading(path: str) -> Iterator[None]:
-    """Whatever the library raises says what is wrong with the files, in many classes."""
+    """Whatever the library raises says what is wrong with the files, in many classes; where it was
+    raised tells of code that the target brings along.
+    """
     try:
         yield
+    except MemoryError:
+        raise
     except Exception as error:
-        why = f"{type(error).__name__}: {error}"
-        raise ModelError(f"--target-model {path} cannot be loaded: {why}") from error
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        raise ModelError(
+            f"--target-model {path} cannot be loaded: {type(error).__name__}: {error}"
+            f" ({last.filename}:{last.lineno})",
+            remedy="Check that it is the directory of a Hugging Face causal LM, copied whole.",
+        ) from error

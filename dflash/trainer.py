@@ -72,7 +72,7 @@ def open_run(config: TrainConfig, directory: RunDirectory) -> "Run":
     check_devices(config)
     check_loggers(config)
     resume_from = directory.resume_from()
-    shape = drafter_shape(config)
+    shape = drafter_shape(config, resume_from.directory if resume_from else None)
     source = open_source(config, mask_token_id=shape.mask_token_id, vocab_size=shape.vocab_size)
     evaluates = config.evaluation.eval_every > 0
     held_out = held_out_documents(config, shape.vocab_size) if evaluates else []

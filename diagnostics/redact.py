@@ -49,7 +49,8 @@ _SHAPES = re.compile(
     r"|\bsk-[\w-]{16,}|\bxox[abprs]-[\w-]{8,}|\b(?:AKIA|ASIA)[A-Z0-9]{16}\b"
     r"|\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*"  # a JSON web token
 )
-_SCRIPT_OPTION = re.compile(r"-[a-z]*c")
+_OPTION = re.compile(r"--?[A-Za-z][\w-]*")
+_SCRIPT = re.compile(r"(?:\s|;|&&)\s*(?:exec |nohup )?[\w./-]*(?:python|torchrun|bash|sh)\b")
 _SECRET_NAME = re.compile(rf"(?i)(?:{_SECRET}|token)$")
 
 
@@ -65,14 +66,23 @@ def redact_command(words: Sequence[str]) -> str:
     """A command line for people: what its name says is secret is hidden whole, also with spaces."""
     shown = []
     for before, word in zip(("", *words), words, strict=False):
-        name, is_assigned, _value = word.partition("=")
-        if is_assigned and _SECRET_NAME.search(name) and not _SCRIPT_OPTION.fullmatch(before):
+        name, is_assigned, value = word.partition("=")
+        if is_assigned and _hides(name, value):
             shown.append(f"{name}={HIDDEN}")
-        elif before.startswith("-") and _SECRET_NAME.search(before):
+        elif _OPTION.fullmatch(before) and not _OPTION.match(word) and _hides(before, word):
             shown.append(HIDDEN)
         else:
             shown.append(redact(word))
     return shlex.join(shown).replace(f"'{HIDDEN}'", HIDDEN)
+
+
+def _hides(name: str, value: str) -> bool:
+    """Whether all of a value is secret for its name; a script that begins so is not."""
+    if not re.fullmatch(r"[\w.-]+", name) or _SCRIPT.search(value):
+        return False
+    return bool(re.search(rf"(?i){_SECRET}$", name)) or bool(
+        re.search("(?i)token$", name) and re.fullmatch(f"(?i){_TOKEN}", value)
+    )
 
 
 def redact_mapping(values: Mapping[str, str]) -> dict[str, str]:

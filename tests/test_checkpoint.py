@@ -208,6 +208,16 @@ def test_a_state_that_cannot_be_read_is_refused(tmp_path, trained, text):
         load_state(directory)
 
 
+def test_a_state_of_another_format_is_refused(tmp_path, trained):
+    path = save(tmp_path, trained) / "state.json"
+    state = json.loads(path.read_text())
+    assert state.pop("format") == checkpoint.FORMAT
+    path.write_text(json.dumps(state))
+    with pytest.raises(CheckpointError, match=r"another dflash \(format None, ") as no:
+        load_state(path.parent)
+    assert "start anew" in no.value.remedy
+
+
 def test_the_name_comes_after_everything_is_on_disk(tmp_path, trained, monkeypatch):
     events = []
     fsync, rename = os.fsync, Path.rename

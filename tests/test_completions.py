@@ -210,10 +210,16 @@ def test_the_first_answer_ends_where_the_target_stops_writing():
 
 def test_completions_that_were_sampled_say_so(tmp_path, written):
     assert Completions(written).sampled() == ""
-    for temperature, said in ((0, ""), (0.7, "was sampled at temperature 0.7")):
-        about = {"generation": {"temperature": temperature}}
-        write_completions(tmp_path / f"{temperature}", ROWS, about)
-        assert said in Completions(tmp_path / f"{temperature}").sampled()
+    write_completions(tmp_path / "hot", ROWS, {"generation": {"temperature": 0.7}})
+    assert "was sampled at temperature 0.7" in Completions(tmp_path / "hot").sampled()
+
+
+@pytest.mark.parametrize(
+    "generation", [None, "greedy", [0.7], {}, {"temperature": 0}, {"temperature": "0.7"}]
+)
+def test_what_others_say_of_their_generation_is_no_error(tmp_path, generation):
+    write_completions(tmp_path / "data", ROWS, {"generation": generation})
+    assert Completions(tmp_path / "data").sampled() == ""
 
 
 @pytest.mark.parametrize("bad", [-1, 10, 4000])

@@ -50,6 +50,28 @@ def test_a_chat_is_cut_after_the_users_last_turn(tmp_path, tiny_tokenizer, key):
     assert "five" in second
 
 
+@pytest.mark.parametrize(
+    ("row", "raw", "expected"),
+    [
+        ({"prompt": "one", "messages": []}, True, "one"),
+        ({"prompt": "one", "messages": [{"role": "user", "content": "two"}]}, True, "one"),
+        ({"prompt": "one", "messages": [{"role": "user", "content": "two"}]}, False, "two"),
+    ],
+)
+def test_a_row_may_have_its_prompt_twice(tmp_path, tiny_tokenizer, row, raw, expected):
+    path = tmp_path / "chats.jsonl"
+    path.write_text(json.dumps(row) + "\n")
+    (one,) = read(path, tiny_tokenizer, raw=raw).documents
+    assert list(one.input_ids) == prompt_ids(tiny_tokenizer, expected, raw=raw)
+
+
+@pytest.mark.parametrize("messages", [[], [{"role": "system", "content": "x"}]])
+def test_rows_in_which_nobody_asks_are_left_out(tmp_path, tiny_tokenizer, messages):
+    path = tmp_path / "chats.jsonl"
+    path.write_text(json.dumps({"messages": messages}) + "\n" + '{"prompt": "one"}\n')
+    assert [one.id for one in read(path, tiny_tokenizer).documents] == ["2"]
+
+
 @pytest.mark.parametrize("prompt", [[("role", "content")], [("from", "value")]])
 def test_a_prompt_may_be_messages_of_either_form(tmp_path, tiny_tokenizer, prompt):
     ((role, content),) = prompt
@@ -74,8 +96,6 @@ def test_lines_end_where_editors_end_them(tmp_path, tiny_tokenizer):
         ("[]", "is a JSON list, not an object"),
         ("3", "is a JSON int, not an object"),
         ('{"text": "x"}', "must be one of .*prompt"),
-        ('{"messages": []}', "must be one of .*prompt"),
-        ('{"messages": [{"role": "system", "content": "x"}]}', "must be one of .*prompt"),
         ('{"messages": [3]}', "must be one of .*prompt"),
     ],
 )

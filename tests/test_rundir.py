@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 from safetensors.torch import save_file
 
-from dflash.checkpoint import FILES
+from dflash.checkpoint import FILES, FORMAT
 from dflash.config import TrainConfig
 from dflash.errors import CheckpointError, ConfigError
 from dflash.manifest import collect
@@ -39,7 +39,11 @@ def checkpoint_at(directory, step, config=None):
     for name in FILES:
         save_file({}, path / name)
     progress = {"step": step, "next_batch": step}
-    state = {"progress": progress, "config": config or directory.config.to_dict()}
+    state = {
+        "format": FORMAT,
+        "progress": progress,
+        "config": config or directory.config.to_dict(),
+    }
     (path / "state.json").write_text(json.dumps(state))
     return path
 

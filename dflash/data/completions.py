@@ -143,8 +143,9 @@ class Completions:
 
     def sampled(self) -> str:
         """What is to be said of texts that are not the target's greedy ones; empty otherwise."""
-        temperature = (self.meta().get("generation") or {}).get("temperature") or 0
-        if not temperature:
+        made = self.meta().get("generation")
+        temperature = made.get("temperature") if isinstance(made, dict) else None
+        if not isinstance(temperature, int | float) or not temperature:
             return ""
         return (
             f"{self.directory} was sampled at temperature {temperature:g}: tau by replay is that of"

@@ -38,7 +38,7 @@ def deploy_check() -> None:
 def write(what: str, file: Path) -> None:
     """Write down the hashes of all files of a directory or of an installed package.
 
-    Links are followed: what they lead to is what runs.
+    Links are followed where they lead to Python sources: that is what runs.
     """
     from dflash.manifest import git_state, package_hash
 

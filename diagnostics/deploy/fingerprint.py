@@ -84,7 +84,10 @@ def real_path(path: str, root: str) -> str:
 
 
 def _walk(folder: str, root: str, above: "Sequence[tuple[int, int]]" = ()) -> "Iterator[str]":
-    """All files, those behind links too; no link is followed to a directory that it lies in."""
+    """All files, those behind links to code too, such as are no data sets.
+
+    No link is followed to a directory that it lies in.
+    """
     real = real_path(folder, root)
     status = os.stat(real)
     place = (status.st_dev, status.st_ino)
@@ -95,8 +98,20 @@ def _walk(folder: str, root: str, above: "Sequence[tuple[int, int]]" = ()) -> "I
         leads_to = real_path(path, root)
         if os.path.isfile(leads_to):
             yield path
-        elif os.path.isdir(leads_to) and name != ".git":
+        elif os.path.isdir(leads_to) and name != ".git" and _is_code(real, name, leads_to):
             yield from _walk(path, root, (*above, place))
+
+
+def _is_code(folder: str, name: str, leads_to: str) -> bool:
+    """Of a link: whether Python sources are in the directory that it leads to, or right below."""
+    if not os.path.islink(os.path.join(folder, name)):
+        return True
+    for below, folders, files in os.walk(leads_to):
+        if any(file.endswith(".py") for file in files):
+            return True
+        if below != leads_to:
+            folders.clear()
+    return False
 
 
 def _is_left_out(relative: str) -> bool:

@@ -154,9 +154,10 @@ class _Reader:
             if child.type != FUNCTION:
                 yield from self.functions(child)
             elif name is not None and body is not None:
-                # With its braces where they have redirects of their own.
-                braces = body.type == "compound_statement" and body.end_byte == child.end_byte
-                inside = self.text.cut(body.start_byte + braces, child.end_byte - braces)
+                # With its braces where they have redirects of their own, which may stand around.
+                around = node if node.type == "redirected_statement" else child
+                braces = body.type == "compound_statement" and body.end_byte == around.end_byte
+                inside = self.text.cut(body.start_byte + braces, around.end_byte - braces)
                 yield self._raw(name), inside
 
     def start(self, node: Node) -> Span:

@@ -7,12 +7,13 @@ unless a loop of the trainer is past its limit.
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 from diagnostics.stacks.states import LAZY_BACKWARD, Finding, State
 from diagnostics.verdict import Status, Verdict
 
 SUSPICION = "(suspicion)"
+TQDM = "tqdm/_monitor.py"
 # Why threads wait for each other, most telling first: code, and how the sentence goes on.
 WAITS = {
     State.MUTEX: ("native-mutex", "hold mutexes of C code in a circle"),
@@ -39,8 +40,6 @@ def judge(findings: Sequence[Finding]) -> Verdict:
     for look in (_deadlock, _whole_process, _going_on, _device, _locks, _joins, _waits, _outside):
         if found := look(findings):
             status, code, summary, remedy = found
-            if status is Status.UNKNOWN:
-                summary += "".join(f"; {who}" for who in _who_may_act(findings))
             return Verdict(status, code, summary, evidence, remedy)
     asleep = [f for f in findings if f.state is State.SLEEPS]
     if asleep:
@@ -125,30 +124,34 @@ def _device(findings: Sequence[Finding]) -> Found | None:
 
 
 def _locks(findings: Sequence[Finding]) -> Found | None:
-    """Python keeps no owner of a plain lock, and a native mutex may be in the circle too."""
+    """Python keeps no owner of a plain lock, and a native mutex may be in the circle too.
+
+    Nobody else can release a lock: of those who wait for a limited time only the waiters count.
+    """
     waiting, mutexes = _in(findings, State.LOCK), _in(findings, State.MUTEX)
     owned = {f.thread.kernel.mutex_owner for f in mutexes}
+    status, but = _status(findings, waiting)
     if mutexes and owned <= {f.thread.tid for f in findings}:
         owners = [f for f in findings if f.thread.tid in owned]
         return (
-            _status(findings),
+            status,
             "native-mutex",
             f"{_names(mutexes)} wait(s) for a mutex of C code that {_names(owners)} hold(s)",
             "",
         )
     if len(waiting) > 1:
         return (
-            _status(findings),
+            status,
             "lock-cycle",
-            f"{_names(waiting)} wait for locks that they hold among themselves {SUSPICION}",
+            f"{_names(waiting)} wait for locks that they hold among themselves {SUSPICION}{but}",
             "Take locks in one order everywhere.",
         )
     if waiting:
         return (
-            _status(findings),
+            status,
             "lock-without-owner",
             f"{waiting[0].thread} waits for a lock that no living thread would release: its owner "
-            f"ended, or was left behind by a fork {SUSPICION}",
+            f"ended, or was left behind by a fork {SUSPICION}{but}",
             "Start processes before threads, or with the `spawn` method.",
         )
     return None
@@ -174,10 +177,15 @@ def _waits(findings: Sequence[Finding]) -> Found | None:
             missing = _missing([str(f.thread) for f in findings])
             gone = f"; {', '.join(missing)} is (are) gone" if missing else ""
             same = _largest_group(waiting)
+            # Whoever waits for another's end, or draws progress bars, brings nothing.
+            idle = [f for f in findings if f.state is State.JOIN or f.thread.has(TQDM, "run")]
+            status, but = _status(findings, [f for f in findings if f not in idle])
+            if state is State.EVENT and any(f.thread.runs_handlers for f in same):
+                status, but = Status.UNKNOWN, f"{but}; the handler of a signal may set it"
             return (
-                _status(findings),
+                status,
                 code,
-                f"{_names(same)} {state.value}{_the_same(same)}{gone}; {why} {SUSPICION}",
+                f"{_names(same)} {state.value}{_the_same(same)}{gone}; {why} {SUSPICION}{but}",
                 "",
             )
     return None
@@ -190,21 +198,16 @@ def _outside(findings: Sequence[Finding]) -> Found | None:
     return None
 
 
-def _status(findings: Sequence[Finding]) -> Status:
-    """One who sleeps, waits for the world outside, or does who knows what, may wake the others."""
+def _status(findings: Sequence[Finding], able: Sequence[Finding]) -> tuple[Status, str]:
+    """One who sleeps, waits for the world outside, or does who knows what, may wake the others.
+
+    So may those of `able` who wait for a limited time: then this is what is to be added.
+    """
     others = (State.SLEEPS, State.IN_C, *OUTSIDE)
-    may_act = any(f.state in others and f.thread.python for f in findings)
-    may_act = may_act or any(_who_may_act(findings))
-    return Status.UNKNOWN if may_act else Status.PROBLEM
-
-
-def _who_may_act(findings: Sequence[Finding]) -> Iterator[str]:
-    """Of those who wait for each other: in words."""
-    waiting = [f for f in findings if f.thread.python]
-    if limited := [f for f in waiting if f.thread.kernel.has_limit]:
-        yield f"{_names(limited)} wait(s) for a limited time only"
-    if any(f.state is State.EVENT and f.thread.runs_handlers for f in waiting):
-        yield "the handler of a signal may set it"
+    limited = [f for f in able if f.thread.kernel.has_limit and f.thread.python]
+    but = f"; {_names(limited)} wait(s) for a limited time only" if limited else ""
+    may_act = but or any(f.state in others and f.thread.python for f in findings)
+    return Status.UNKNOWN if may_act else Status.PROBLEM, but
 
 
 def _in(findings: Sequence[Finding], state: State, detail: str | None = None) -> list[Finding]:

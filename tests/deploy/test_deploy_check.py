@@ -114,6 +114,19 @@ def test_code_behind_a_link_to_a_directory_is_code_of_the_package(linked, tmp_pa
     assert verdict("verify", path, copy, *way)["evidence"]["core/compile.py"] == "missing there"
 
 
+def test_a_link_to_data_is_not_followed(right, tmp_path):
+    data = tmp_path / "data"
+    (data / "day" / "hour").mkdir(parents=True)
+    for path in (data / "rows.arrow", data / "day" / "hour" / "b.py"):
+        path.write_text("x")
+    (right / "data").symlink_to(data)
+    check("write", right, tmp_path / "m.json")
+    shutil.copytree(right, tmp_path / "there", symlinks=True)
+    data.rename(tmp_path / "gone")
+    assert "rows.arrow" not in (tmp_path / "m.json").read_text()
+    assert verdict("verify", tmp_path / "m.json", tmp_path / "there")["code"] == "same-code"
+
+
 def test_bytecode_behind_a_link_is_looked_at(linked, tmp_path):
     path = tmp_path / "linked.json"
     check("write", linked, path)

@@ -75,5 +75,26 @@ def test_a_command_is_redacted_before_it_is_quoted():
     assert redact_command(inner) == "bash -c 'HF_TOKEN=*** python train.py'"
 
 
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        (
+            ["ssh", "host", "export HF_TOKEN=0123456789abcdef; cd /x && python train.py"],
+            "ssh host 'export HF_TOKEN=***; cd /x && python train.py'",
+        ),
+        (
+            ["tmux", "new-session", "API_KEY=hunter2 python -u train.py --lr 3 >> /x/t.log"],
+            "tmux new-session 'API_KEY=*** python -u train.py --lr 3 >> /x/t.log'",
+        ),
+        (["su", "--command", "A_TOKEN=x bash a.sh"], "su --command 'A_TOKEN=x bash a.sh'"),
+        (["x", "--use_auth_token", "--output_dir", "/out"], "x --use_auth_token --output_dir /out"),
+        (["x", "--eos_token", "<|im_end|>"], "x --eos_token '<|im_end|>'"),
+        (["x", "--password", "--lr", "1"], "x --password --lr 1"),
+    ],
+)
+def test_the_rest_of_a_command_stays(words, shown):
+    assert redact_command(words) == shown
+
+
 def test_long_text_takes_no_time():
     assert redact("a_-" * 100_000) == "a_-" * 100_000

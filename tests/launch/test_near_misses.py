@@ -394,6 +394,26 @@ PAIRS = [
         "run() { python train.py; }; bash -c run",
         "run() { python train.py; }; export -f run; bash -c run",
     ),
+    (
+        "DL001",
+        "setup() { mkdir -p other; }; setup; python train.py > none/a",
+        'setup() { local d=none; mkdir -p "$d"; }; setup; python train.py > none/a',
+    ),
+    (
+        "DL001",
+        'make() { mkdir -p "$1"; }; make other; python train.py > none/a',
+        'make() { mkdir -p "$1"; }; make none; python train.py > none/a',
+    ),
+    (
+        "DL010",
+        "main() {\npython train.py\n} > a\nmain &",
+        "main() {\npython train.py\n} > a 2>&1\nmain &",
+    ),
+    (
+        "DL011",
+        "export PYTHONUNBUFFERED=1; unset PYTHONUNBUFFERED; python train.py > a",
+        "export PYTHONUNBUFFERED=1; (unset PYTHONUNBUFFERED; true); python train.py > a",
+    ),
     ("DL031", "python -u workspace", "python -u package"),
     ("DL031", "source ./activate; python train.py", "source activate; python train.py"),
     ("DL006", "cd none; python train.py | tee -a a", "cd bin; python train.py | tee -a a"),

@@ -126,6 +126,15 @@ def test_who_may_go_on_is_not_called_stuck(hang, kind):
     assert settled(hang("event"), "event-never-set").status is Status.PROBLEM
 
 
+@pytest.mark.parametrize(
+    ("kind", "code"),
+    [("joined_with_a_limit", "queue-empty"), ("lock_pair_beside_a_beat", "lock-cycle")],
+)
+def test_who_goes_on_and_cannot_help_excuses_nobody(hang, kind, code):
+    verdict = settled(hang(kind), code)
+    assert (verdict.code, verdict.status) == (code, Status.PROBLEM), verdict.summary
+
+
 def test_looking_does_not_stop_the_process(hang):
     """In uninterruptible sleep a blocking dump would hang, and hold all threads up with it."""
     pid = hang("uninterruptible")

@@ -6,8 +6,10 @@ import shutil
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from safetensors.torch import load_file, save_file
 
+from dflash.cli import main
 from dflash.config import TrainConfig
 from dflash.trainer import train
 
@@ -145,8 +147,9 @@ def test_what_a_run_started_from_may_be_gone(options, losses, tmp_path):
     options["model"]["init-from"] = str(tmp_path / "first")
     whole, run = stopped_halfway(options, losses)
     shutil.rmtree(tmp_path / "first")
-    del options["model"]["init-from"]
-    assert train(TrainConfig.from_dict(options)) == 0
+    TrainConfig.from_dict(options).save_toml(tmp_path / "run.toml")
+    result = CliRunner().invoke(main, ["train", "--config", str(tmp_path / "run.toml")])
+    assert result.exit_code == 0, result.output
     assert losses() == whole
 
 

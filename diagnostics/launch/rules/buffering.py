@@ -64,7 +64,7 @@ def _found(chain: Chain) -> str:
 
 
 def _unset(layer: Layer) -> bool:
-    commands = layer.shell.commands(layer.pipeline)
+    commands = layer.shell.settings(layer.pipeline)
     return any(c.argv[:1] == ["unset"] and NAME in c.argv for c in commands)
 
 
@@ -93,7 +93,7 @@ def _assigned(layer: Layer) -> Iterator[tuple[str, Word, bool]]:
     """Name, value, and whether it is a bare `NAME=value` that no `export` follows."""
     exported = set[str]()
     given: list[tuple[str, Word]] = []
-    earlier = [*layer.shell.commands(layer.pipeline)]
+    earlier = [*layer.shell.settings(layer.pipeline)]
     for command in earlier:
         if command.argv[:1] == ["unset"]:
             given = [(name, word) for name, word in given if name not in command.argv]

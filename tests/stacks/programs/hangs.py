@@ -87,6 +87,21 @@ def event_with_a_limit():
 
 
 @hang
+def joined_with_a_limit():
+    items = queue.Queue()
+    waiter = threading.Thread(target=items.get, name="waiter", daemon=True)
+    waiter.start()
+    print("stuck", flush=True)
+    waiter.join(1000)
+
+
+@hang
+def lock_pair_beside_a_beat():
+    threading.Thread(target=lambda: threading.Event().wait(1000), daemon=True).start()
+    lock_pair()
+
+
+@hang
 def event_of_a_signal():
     asked = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: asked.set())
