@@ -124,13 +124,10 @@ def _device(findings: Sequence[Finding]) -> Found | None:
 
 
 def _locks(findings: Sequence[Finding]) -> Found | None:
-    """Python keeps no owner of a plain lock, and a native mutex may be in the circle too.
-
-    Nobody else can release a lock: of those who wait for a limited time only the waiters count.
-    """
+    """Python keeps no owner of a plain lock, and a native mutex may be in the circle too."""
     waiting, mutexes = _in(findings, State.LOCK), _in(findings, State.MUTEX)
     owned = {f.thread.kernel.mutex_owner for f in mutexes}
-    status, but = _status(findings, waiting)
+    status, but = _status(findings)
     if mutexes and owned <= {f.thread.tid for f in findings}:
         owners = [f for f in findings if f.thread.tid in owned]
         return (
@@ -177,9 +174,7 @@ def _waits(findings: Sequence[Finding]) -> Found | None:
             missing = _missing([str(f.thread) for f in findings])
             gone = f"; {', '.join(missing)} is (are) gone" if missing else ""
             same = _largest_group(waiting)
-            # Whoever waits for another's end, or draws progress bars, brings nothing.
-            idle = [f for f in findings if f.state is State.JOIN or f.thread.has(TQDM, "run")]
-            status, but = _status(findings, [f for f in findings if f not in idle])
+            status, but = _status(findings)
             if state is State.EVENT and any(f.thread.runs_handlers for f in same):
                 status, but = Status.UNKNOWN, f"{but}; the handler of a signal may set it"
             return (
@@ -198,16 +193,22 @@ def _outside(findings: Sequence[Finding]) -> Found | None:
     return None
 
 
-def _status(findings: Sequence[Finding], able: Sequence[Finding]) -> tuple[Status, str]:
+def _status(findings: Sequence[Finding]) -> tuple[Status, str]:
     """One who sleeps, waits for the world outside, or does who knows what, may wake the others.
 
-    So may those of `able` who wait for a limited time: then this is what is to be added.
+    So may one who waits for a limited time, which is then what is to be added: but not one who only
+    waits for another's end, or draws progress bars.
     """
     others = (State.SLEEPS, State.IN_C, *OUTSIDE)
-    limited = [f for f in able if f.thread.kernel.has_limit and f.thread.python]
+    may_act = any(f.state in others and f.thread.python for f in findings)
+    limited = [
+        f
+        for f in findings
+        if f.thread.kernel.has_limit and f.thread.python
+        if f.state is not State.JOIN and not f.thread.has(TQDM, "run")
+    ]
     but = f"; {_names(limited)} wait(s) for a limited time only" if limited else ""
-    may_act = but or any(f.state in others and f.thread.python for f in findings)
-    return Status.UNKNOWN if may_act else Status.PROBLEM, but
+    return Status.UNKNOWN if may_act or limited else Status.PROBLEM, but
 
 
 def _in(findings: Sequence[Finding], state: State, detail: str | None = None) -> list[Finding]:

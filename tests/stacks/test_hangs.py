@@ -112,6 +112,7 @@ def test_each_kind_is_told_from_the_others(hang, kind):
 MAY_GO_ON = {
     "event_with_a_limit": ("event-never-set", "waiter wait(s) for a limited time only"),
     "lock_with_a_limit": ("lock-without-owner", "waiter wait(s) for a limited time only"),
+    "lock_of_one_who_goes_on": ("lock-without-owner", "holder wait(s) for a limited time only"),
     "event_of_a_signal": ("event-never-set", "the handler of a signal may set it"),
 }
 
@@ -126,13 +127,9 @@ def test_who_may_go_on_is_not_called_stuck(hang, kind):
     assert settled(hang("event"), "event-never-set").status is Status.PROBLEM
 
 
-@pytest.mark.parametrize(
-    ("kind", "code"),
-    [("joined_with_a_limit", "queue-empty"), ("lock_pair_beside_a_beat", "lock-cycle")],
-)
-def test_who_goes_on_and_cannot_help_excuses_nobody(hang, kind, code):
-    verdict = settled(hang(kind), code)
-    assert (verdict.code, verdict.status) == (code, Status.PROBLEM), verdict.summary
+def test_who_waits_for_anothers_end_excuses_nobody(hang):
+    verdict = settled(hang("joined_with_a_limit"), "queue-empty")
+    assert (verdict.code, verdict.status) == ("queue-empty", Status.PROBLEM), verdict.summary
 
 
 def test_looking_does_not_stop_the_process(hang):

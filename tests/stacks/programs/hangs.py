@@ -96,9 +96,19 @@ def joined_with_a_limit():
 
 
 @hang
-def lock_pair_beside_a_beat():
-    threading.Thread(target=lambda: threading.Event().wait(1000), daemon=True).start()
-    lock_pair()
+def lock_of_one_who_goes_on():
+    lock, held = threading.Lock(), threading.Event()
+
+    def hold():
+        with lock:
+            held.set()
+            threading.Event().wait(1000)
+
+    def want():
+        held.wait()
+        lock.acquire()
+
+    run(("holder", hold), ("waiter", want))
 
 
 @hang
