@@ -1,5 +1,6 @@
 """The shape of a drafter, and the one that fits a target."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +31,11 @@ class DrafterConfig:
     def window(self, layer: int) -> int:
         """Sliding window of a layer in tokens, 0 = full attention, as the last layer always is."""
         return self.sliding_window if layer < self.num_layers - 1 else 0
+
+
+def are_layers(ids: Sequence[int], count: int) -> bool:
+    """Whether these are layers of a target that has so many, in increasing order."""
+    return list(ids) == sorted({i for i in ids if 0 <= i < count})
 
 
 def default_target_layer_ids(num_target_layers: int, num_draft_layers: int) -> tuple[int, ...]:

@@ -42,8 +42,7 @@ def held_out_documents(config: TrainConfig, vocab_size: int) -> list[Completion]
     """Rows of --eval-data; raises DataError when none of them has anything to draft."""
     evaluation = config.evaluation
     data = Completions(str(evaluation.eval_data))
-    data.check_vocabulary(vocab_size)
-    data.check_tokenizer(Path(config.model.target_model))
+    data.check_target(Path(config.model.target_model), vocab_size)
     if note := data.sampled():
         log.warning("--eval-data %s", note)
     cut = (data.completion(row).cut(config.data.max_seq_len) for row in range(len(data)))

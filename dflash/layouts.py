@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dflash.drafter_config import DrafterConfig
+from dflash.drafter_config import DrafterConfig, are_layers
 from dflash.errors import CheckpointError
 
 SPECULATORS_VERSION = "0.9.0"  # of the layout that is written here
@@ -300,7 +300,7 @@ def _check_ranges(where: str, config: DrafterConfig) -> None:
             f"must be below vocab_size, {config.vocab_size}",
         ),
         "target_layer_ids": (
-            bool(ids) and list(ids) == sorted({i for i in ids if 0 <= i < layers}),
+            bool(ids) and are_layers(ids, layers),
             f"must be increasing layers of the target, 0 to {layers - 1}",
         ),
     }

@@ -80,8 +80,7 @@ def open_source(config: TrainConfig, *, mask_token_id: int, vocab_size: int) -> 
     nothing is left.
     """
     data = Completions(config.data.data_dir)
-    data.check_vocabulary(vocab_size)
-    data.check_tokenizer(Path(config.model.target_model))
+    data.check_target(Path(config.model.target_model), vocab_size)
     lengths = np.minimum(data.lengths, config.data.max_seq_len)
     anchors = data.anchor_counts(config.data.max_seq_len)
     usable = anchors > 0

@@ -46,8 +46,12 @@ def read_prompts(
     A line of a text file is a prompt; JSONL may hold chats, cut after the last user's turn. Text is
     put under the tokenizer's chat template, if it has one, unless `raw`.
     """
-    stored = _stored(path, target, vocab_size) if path.is_dir() else None
-    found = _written(path, tokenizer, raw) if stored is None else _answers(stored)
+    stored = Completions(path) if path.is_dir() else None
+    if stored is None:
+        found = _written(path, tokenizer, raw)
+    else:
+        stored.check_target(target, vocab_size)
+        found = (stored.completion(row).first_answer() for row in range(len(stored)))
     documents = list(islice(found, limit))
     if not documents:
         raise DataError(f"{path}: no prompt in it", remedy="give a file with one prompt a line")
@@ -60,21 +64,10 @@ def read_prompts(
     return PromptSet(path.stem, documents, stored.sampled() if stored else "")
 
 
-def _stored(path: Path, target: Path, vocab_size: int) -> Completions:
-    stored = Completions(path)
-    stored.check_vocabulary(vocab_size)
-    stored.check_tokenizer(target)
-    return stored
-
-
-def _answers(stored: Completions) -> Iterator[Completion]:
-    return (stored.completion(row).first_answer() for row in range(len(stored)))
-
-
 def _written(path: Path, tokenizer: PreTrainedTokenizerBase, raw: bool) -> Iterator[Completion]:
     as_text = raw or not tokenizer.chat_template
     for number, prompt in _chats(path, as_text) if holds_objects(path) else lines(path):
-        if prompt and (not isinstance(prompt, str) or prompt.strip()):
+        if not isinstance(prompt, str) or prompt.strip():
             ids = prompt_ids(tokenizer, prompt, raw=raw)
             yield Completion(str(number), path.stem, ids, [0] * len(ids))
 

@@ -27,7 +27,6 @@ from dflash.decode import replay
 from dflash.drafter import Drafter, build_drafter
 from dflash.errors import CheckpointError, ConfigError, Exit
 from dflash.optim import make_optimizer
-from dflash.prefetch import BatchSource
 from dflash.resolve import check_loggers
 from dflash.rundir import RunDirectory, run_directory
 from dflash.target import Target
@@ -94,8 +93,7 @@ def _rehearse(real: RunDirectory, directory: RunDirectory) -> int:
 
 def _extremes(run: Run) -> BatchPlan:
     """First the largest micro-batches of the run, then some that are spread evenly by size."""
-    lengths = run.source.lengths
-    tokens = [lengths[b.rows].sum() for b in run.source.plan.batches]
+    tokens, _ = run.source.sizes()
     order = np.argsort(tokens, kind="stable")[::-1]
     largest, others = order[: run.plan.per_step], order[run.plan.per_step :]
     count = min(run.plan.per_step, len(others))
@@ -152,7 +150,7 @@ def _report_time(whole: Run, scratch: Path, loaded_s: float, saving: Saving) -> 
     first, last = rows[min(rows)], rows[max(rows)]
     trained_s = last["elapsed_s"] - first["elapsed_s"] + first["seconds"]
     tokens_per_s = sum(row["tokens"] for row in rows.values()) / trained_s
-    tokens = _all_tokens(whole.source)
+    tokens = int(whole.source.sizes()[0].sum())
     saves = -(-whole.plan.total_steps // whole.config.run.save_interval)
     total_s = loaded_s + tokens / tokens_per_s + saves * saving.save_s
     log.info(
@@ -167,10 +165,6 @@ def _report_time(whole: Run, scratch: Path, loaded_s: float, saving: Saving) -> 
     )
     kept = min(saves, whole.config.run.keep_checkpoints or saves)
     needs.report_disk(scratch, kept, saving.nbytes)
-
-
-def _all_tokens(source: BatchSource) -> int:
-    return int(sum(source.lengths[batch.rows].sum() for batch in source.plan.batches))
 
 
 def _nbytes(directory: Path) -> int:

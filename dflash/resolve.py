@@ -12,7 +12,7 @@ import torch
 from dflash.checkpoint import find_checkpoint, load_model, load_shape
 from dflash.config import TrainConfig
 from dflash.drafter import Drafter
-from dflash.drafter_config import DrafterConfig, drafter_config
+from dflash.drafter_config import DrafterConfig, are_layers, drafter_config
 from dflash.errors import CheckpointError, ConfigError, MissingExtraError
 from dflash.fields import as_text
 from dflash.prefetch import BatchSource
@@ -177,7 +177,7 @@ def drafter_shape(config: TrainConfig, resumed: Path | None = None) -> DrafterCo
             sliding_window=model.sliding_window,
         )
     ids = shape.target_layer_ids
-    if list(ids) != sorted({i for i in ids if 0 <= i < shape.num_target_layers}):
+    if not are_layers(ids, shape.num_target_layers):
         raise ConfigError(
             "--target-layer-ids",
             f"must be increasing layers of the target, 0 to {shape.num_target_layers - 1}",

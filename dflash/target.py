@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 from dflash.batches import Batch, TargetFeatures
 from dflash.concurrency import Gate
 from dflash.data.plan import shares_of
+from dflash.drafter_config import are_layers
 from dflash.errors import ModelError
 from dflash.heartbeat import started, waiting, working
 from dflash.routing import RoutedReceiver, RoutedSender
@@ -78,11 +79,11 @@ class Target:
 
     @property
     def has_full_attention(self) -> bool:
-        """Whether, besides, every layer sees the whole context."""
+        """Whether every layer sees the whole context, and `keeps_all_keys` holds."""
         # A config without layer_types, such as Mistral's or Phi3's, has one window for all layers.
         says_layers = getattr(self.text_config, "layer_types", None)
-        has_window = not says_layers and getattr(self.text_config, "sliding_window", None)
-        return self.keeps_all_keys and not has_window
+        window = None if says_layers else getattr(self.text_config, "sliding_window", None)
+        return self.keeps_all_keys and not window
 
     @property
     def head(self) -> FrozenHead:
@@ -253,7 +254,7 @@ def _decoder_layers(decoder: nn.Module, count: int) -> nn.ModuleList:
 
 
 def _check_layer_ids(layer_ids: tuple[int, ...], count: int) -> None:
-    if not layer_ids or list(layer_ids) != sorted({i for i in layer_ids if 0 <= i < count}):
+    if not layer_ids or not are_layers(layer_ids, count):
         raise ModelError(
             f"--target-layer-ids {','.join(map(str, layer_ids))}: must be increasing layer numbers "
             f"of the target, 0 to {count - 1}",

@@ -80,9 +80,10 @@ def _hides(name: str, value: str) -> bool:
     """Whether all of a value is secret for its name; a script that begins so is not."""
     if not re.fullmatch(r"[\w.-]+", name) or _SCRIPT.search(value):
         return False
-    return bool(re.search(rf"(?i){_SECRET}$", name)) or bool(
-        re.search("(?i)token$", name) and re.fullmatch(f"(?i){_TOKEN}", value)
-    )
+    found = _SECRET_NAME.search(name)
+    if found and found[0].lower() == "token":
+        return re.fullmatch(f"(?i){_TOKEN}", value) is not None
+    return found is not None
 
 
 def redact_mapping(values: Mapping[str, str]) -> dict[str, str]:

@@ -101,15 +101,41 @@ def hybrid_model():
     return model
 
 
-HYBRID = {
+@pytest.fixture(scope="session")
+def small_sizes():
+    """Sizes of a random target, for a config of any class."""
+    return dict(SMALL)
+
+
+@pytest.fixture(scope="session")
+def longrope():
+    """A function that makes rope_parameters which change after 64 tokens, for that head size."""
+
+    def make(head_dim):
+        pairs = head_dim // 2
+        return {
+            "rope_type": "longrope",
+            "rope_theta": 1e4,
+            "short_factor": [1.0] * pairs,
+            "long_factor": [4.0] * pairs,
+            "original_max_position_embeddings": 64,
+            "factor": 4.0,
+        }
+
+    return make
+
+
+SMALL = {
     "vocab_size": 64,
     "hidden_size": 32,
     "intermediate_size": 48,
     "num_hidden_layers": 4,
-    "layer_types": ["linear_attention"] * 3 + ["full_attention"],
     "num_attention_heads": 2,
     "num_key_value_heads": 1,
     "head_dim": 16,
+}
+HYBRID = SMALL | {
+    "layer_types": ["linear_attention"] * 3 + ["full_attention"],
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 2,
     "linear_key_head_dim": 8,

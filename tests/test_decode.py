@@ -223,8 +223,8 @@ def test_a_tree_through_eager_attention(tiny_target_dir, trained, prompts, writt
 
 
 @pytest.mark.parametrize("kind", ["hybrid", "window"])
-def test_a_tree_needs_a_target_that_takes_a_mask(hybrid_model, kind):
-    target = Target(hybrid_model if kind == "hybrid" else mistral(window=8), (1, 3))
+def test_a_tree_needs_a_target_that_takes_a_mask(hybrid_model, small_sizes, kind):
+    target = Target(hybrid_model if kind == "hybrid" else mistral(small_sizes, window=8), (1, 3))
     with pytest.raises(ModelError, match="needs full attention in every layer") as raised:
         speculate(
             target,
@@ -238,26 +238,16 @@ def test_a_tree_needs_a_target_that_takes_a_mask(hybrid_model, kind):
     assert "--tree-nodes" in raised.value.remedy
 
 
-def mistral(window):
+def mistral(sizes, window):
     """A random model whose config names one window for all layers, and no kinds of layers."""
-    config = MistralConfig(
-        vocab_size=64,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=4,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=16,
-        sliding_window=window,
-    )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        return MistralForCausalLM(config).eval()
+        return MistralForCausalLM(MistralConfig(**sizes, sliding_window=window)).eval()
 
 
 @pytest.mark.parametrize(("window", "nodes"), [(8, 0), (None, 0), (None, 6)])
-def test_a_target_with_one_window_for_all_layers(window, nodes):
-    target = Target(mistral(window), (1, 3))
+def test_a_target_with_one_window_for_all_layers(small_sizes, window, nodes):
+    target = Target(mistral(small_sizes, window), (1, 3))
     assert target.has_full_attention == (window is None)
     prompt = [7, 8, 9, 10]
     expected = greedy(target.model, prompt, 24)

@@ -10,28 +10,9 @@ from dflash.engine import Engine
 from dflash.errors import ConfigError
 from dflash.target import Target
 
-LONGROPE = {
-    "rope_type": "longrope",
-    "rope_theta": 1e4,
-    "short_factor": [1.0] * 8,
-    "long_factor": [4.0] * 8,
-    "original_max_position_embeddings": 64,
-    "factor": 4.0,
-}
 
-
-def engine_of(rope, max_new_tokens):
-    config = Qwen3Config(
-        vocab_size=64,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=4,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=16,
-        max_position_embeddings=256,
-        rope_parameters=rope,
-    )
+def engine_of(sizes, rope, max_new_tokens):
+    config = Qwen3Config(**sizes, max_position_embeddings=256, rope_parameters=rope)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         target = Target(Qwen3ForCausalLM(config), (1, 3))
@@ -47,14 +28,15 @@ def engine_of(rope, max_new_tokens):
     return Engine(None, "", target, drafter, target.head, None, [], max_new_tokens)
 
 
-def test_a_text_may_become_as_long_as_the_rotary_embedding_stays_the_same():
-    prompt = list(range(4, 24))
-    engine = engine_of(LONGROPE, 40)
+def test_a_text_may_become_as_long_as_the_rotary_embedding_stays_the_same(small_sizes, longrope):
+    prompt, rope = list(range(4, 24)), longrope(16)
+    engine = engine_of(small_sizes, rope, 40)
     steps = [token for step in engine.steps(prompt) for token in step.tokens]
     assert steps == engine.plain(prompt)
     assert len(steps) == 40
 
-    for decode in (engine_of(LONGROPE, 41).plain, engine_of(LONGROPE, 41).steps):
+    longer = engine_of(small_sizes, rope, 41)
+    for decode in (longer.plain, longer.steps):
         with pytest.raises(ConfigError, match="--max-new-tokens must fit, with a prompt of 20"):
             decode(prompt)
-    engine_of({"rope_type": "default", "rope_theta": 1e4}, 41).plain(prompt)
+    engine_of(small_sizes, {"rope_type": "default", "rope_theta": 1e4}, 41).plain(prompt)

@@ -168,22 +168,14 @@ def test_more_tokens_than_the_target_has_positions_are_warned_of(train_config, c
     assert "--max-seq-len 1025 is past the target's 1024 positions" in caplog.text
 
 
-LONGROPE = {
-    "rope_type": "longrope",
-    "rope_theta": 1e4,
-    "short_factor": [1.0] * 16,
-    "long_factor": [4.0] * 16,
-    "original_max_position_embeddings": 64,
-    "factor": 4.0,
-}
 DYNAMIC = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4}
 
 
-@pytest.mark.parametrize(("rope", "steady"), [(LONGROPE, 64), (DYNAMIC, 1024)])
+@pytest.mark.parametrize(("rope", "steady"), [(None, 64), (DYNAMIC, 1024)])
 def test_texts_in_which_the_rotary_embedding_changes_are_refused(
-    train_config, target_with, rope, steady
+    train_config, target_with, longrope, rope, steady
 ):
-    model = target_with(rope_parameters=rope)
+    model = target_with(rope_parameters=rope or longrope(32))
     drafter_shape(train_config(model=model, data={"max-seq-len": steady, "token-budget": 4000}))
     with pytest.raises(ConfigError, match=f"--max-seq-len must be at most {steady} for this") as no:
         drafter_shape(

@@ -111,6 +111,11 @@ class Completions:
             counts.append(np.bincount(row[:-1][pairs], minlength=len(lengths)))
         return np.concatenate(counts) if counts else np.empty(0, dtype=np.int64)
 
+    def check_target(self, target: Path, vocab_size: int) -> None:
+        """Raise DataError unless the token ids are those of the target in that directory."""
+        self.check_vocabulary(vocab_size)
+        self.check_tokenizer(target)
+
     def check_vocabulary(self, vocab_size: int) -> None:
         """Raise DataError, naming the row, when a token id does not exist in the target."""
         first_row = 0

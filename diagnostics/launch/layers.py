@@ -86,21 +86,23 @@ class Shell:
         """The shell that runs it: of a function and of what is sourced, the caller's."""
         return self.caller.shell.process if self.caller else self
 
-    def earlier(self, pipeline: Pipeline | None = None) -> Iterator[tuple[Pipeline, Command]]:
+    def earlier(self, pipeline: Pipeline | None = None) -> Iterator[tuple[Pipeline, "Layer"]]:
         """The commands in front of a pipeline, or all, with those that are sourced or called.
 
-        Each with the pipeline of this shell in which it is run.
+        Each with the pipeline of this shell in which it is run, as a layer of the shell that it
+        stands in.
         """
         opened = {id(shell.opened_by[-1].command): shell for shell in self.sourced}
         for each in self.script.before(pipeline) if pipeline else self.script.pipelines:
             for command in each.commands:
-                yield each, command
+                name = name_of(command)
+                yield each, Layer(name, command, each, self, self.place, self.tty, own=True)
                 if id(command) in opened:
-                    yield from ((each, inner) for inner in opened[id(command)].commands())
+                    yield from ((each, inner) for _, inner in opened[id(command)].earlier())
 
     def commands(self, pipeline: Pipeline | None = None) -> Iterator[Command]:
         """As `earlier`, the commands alone."""
-        return (command for _, command in self.earlier(pipeline))
+        return (step.command for _, step in self.earlier(pipeline))
 
     def front(self, pipeline: Pipeline) -> Iterator[Command]:
         """The commands that the process has run in front of a pipeline."""
@@ -112,9 +114,9 @@ class Shell:
         """As `front`, without what subshells have set for themselves."""
         if self.caller:
             yield from self.caller.shell.settings(self.caller.pipeline)
-        for earlier, command in self.earlier(pipeline):
+        for earlier, step in self.earlier(pipeline):
             if self.script.outlasts(earlier, pipeline):
-                yield command
+                yield step.command
 
     def rest(self, pipeline: Pipeline) -> Iterator[Pipeline]:
         """The pipelines that the process runs behind one."""

@@ -220,11 +220,11 @@ def written(word: Word, layer: "Layer") -> Iterator[tuple[Command, Redirect]]:
     for each in (*layer.shell.opened_by, layer):
         if each.place.hops != layer.place.hops:
             continue
-        for at, command in each.shell.earlier(each.pipeline):
-            for redirect in (r for r in command.redirects if r.writes):
-                target = said_path(redirect.target, each, at) if redirect.target else ""
+        for _, step in each.shell.earlier(each.pipeline):
+            for redirect in (r for r in step.command.redirects if r.writes):
+                target = said_path(redirect.target, step) if redirect.target else ""
                 if os.path.normpath(target) == wanted:
-                    yield command, redirect
+                    yield step.command, redirect
 
 
 def other_root(hop: str) -> Path | None:

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from diagnostics.launch.layers import Launch, Layer, Shell
+from diagnostics.launch.layers import Launch, Layer
 from diagnostics.launch.rules.rule import Edit, Hit, Rule, Severity, before
 from diagnostics.launch.shell import Command, Pipeline, Word
 from diagnostics.launch.streams import all_logs
@@ -63,25 +63,15 @@ def made(said: str, layer: Layer, at: Pipeline) -> bool:
     wanted = Path(os.path.normpath(said))
     for each in (*layer.shell.opened_by, layer):
         if each.own and each.place.hops == layer.place.hops:
-            for maker in _makers(each.shell, at if each is layer else each.pipeline):
-                for word in _made_by(maker.command):
-                    path = said_path(word, maker)
+            for _, step in each.shell.earlier(at if each is layer else each.pipeline):
+                for word in _made_by(step.command):
+                    path = said_path(word, step)
                     found = [Path(os.path.normpath(one)) for one in _alternatives(path)]
                     if any(wanted in (one, *one.parents) for one in found):
                         return True
                     if word.expansions and parent_of(word.value) == re.sub(r"[{}]", "", said):
                         return True
     return False
-
-
-def _makers(shell: Shell, at: Pipeline | None) -> Iterator[Layer]:
-    """The commands in front of `at`, each in the function or sourced script that it stands in."""
-    inner = {id(each.opened_by[-1].command): each for each in shell.sourced}
-    for pipeline in shell.script.before(at) if at else shell.script.pipelines:
-        for command in pipeline.commands:
-            yield Layer("mkdir", command, pipeline, shell, shell.place, shell.tty, own=True)
-            if id(command) in inner:
-                yield from _makers(inner[id(command)], None)
 
 
 def _made_by(command: Command) -> list[Word]:
